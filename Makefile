@@ -1,0 +1,61 @@
+# The first run of a target sets up what it needs in .venv; later runs start at once.
+# PYTHON=python3.12 chooses the interpreter, ARGS="..." is passed on to train, test and bench.
+
+SHELL := bash
+BIN := .venv/bin
+TRAIN_ENV := .venv/.installed
+TEST_ENV := .venv/.installed-test
+MJLAB_ENV := .venv-mjlab/.installed
+PEERS := bench/peers/requirements-mjlab.lock
+export PYTHON
+
+.PHONY: help train test check format bench lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make train    train cartpole on this machine     ARGS="--max-iterations 50"'
+	@echo 'make test     make check, then the tests          ARGS="-k resume"'
+	@echo 'make check    formatting, lint, types and import layers, as the pre-commit hook runs them'
+	@echo 'make format   format the code and mend what ruff can mend'
+	@echo 'make bench    throughput against peers on this CPU'
+	@echo 'make lock     resolve all dependencies anew and write requirements.lock'
+	@echo 'make clean    remove environments, caches and builds; runs/ stays'
+
+train: $(TRAIN_ENV)
+	$(BIN)/paceline train cartpole $(ARGS)
+
+test: check
+	scripts/system_packages $(BIN)/python
+	$(BIN)/python -m pytest -q -m "not gpu" --durations=10 $(ARGS)
+
+check: $(TEST_ENV)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: $(TEST_ENV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(TEST_ENV) $(MJLAB_ENV)
+	$(BIN)/python bench/cpu.py $(ARGS)
+
+lock:
+	scripts/lock
+
+clean:
+	rm -rf .venv .venv-mjlab .venv-lock bench/build .pytest_cache .ruff_cache .import_linter_cache
+	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(TRAIN_ENV): pyproject.toml requirements.lock
+	scripts/install .venv -c requirements.lock -e .
+	@touch $@
+
+$(TEST_ENV): pyproject.toml requirements.lock
+	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,dev]'
+	@touch $(TRAIN_ENV) $@
+
+$(MJLAB_ENV): $(PEERS)
+	scripts/install .venv-mjlab -r $(PEERS)
+	@touch $@

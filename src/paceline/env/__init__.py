@@ -1,0 +1,1 @@
+"""A task in many worlds: actions in, observations out."""

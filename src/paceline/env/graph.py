@@ -1,0 +1,69 @@
+"""Whole stretches of work as CUDA graphs, torch and Warp together; on a CPU, plain calls."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def capture(work: Callable[[], T], device: torch.device, warp: bool = False) -> Callable[[], T]:
+    """A function that does what `work` does; on CUDA, from its second call on, by replaying one graph.
+
+    What `work` returns is overwritten by the next call, and what it keeps between calls it must write in place. With
+    `warp`, its Warp launches are captured too.
+    """
+    return _Graph(work, device, warp) if device.type == "cuda" else work
+
+
+class _Graph(Generic[T]):
+    """The first call runs eagerly, which compiles kernels and sets up libraries; the second is captured. So nothing is
+    done twice and nothing is thrown away."""
+
+    def __init__(self, work: Callable[[], T], device: torch.device, warp: bool):
+        self._work, self._warp = work, warp
+        self._stream = torch.cuda.Stream(device)
+        self._warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> T:
+        if self._graph is not None:
+            self._graph.replay()
+            return self._result
+        if not self._warm:
+            self._warm = True
+            return self._run_eagerly()
+        self._capture()
+        return self()
+
+    def _run_eagerly(self) -> T:
+        # On the stream of the capture to come, because allocations and library handles belong to a stream.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            if self._warp:
+                import warp as wp
+
+                with wp.ScopedStream(wp.stream_from_torch(self._stream)):
+                    result = self._work()
+            else:
+                result = self._work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return result
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):
+            self._result = self._work_with_warp() if self._warp else self._work()
+        self._graph = graph
+
+    def _work_with_warp(self) -> T:
+        import warp as wp
+
+        # Warp must be told of a capture that torch began, on one and the same stream object.
+        stream = wp.stream_from_torch(self._stream)
+        with wp.ScopedStream(stream, sync_enter=False, sync_exit=False):
+            wp.capture_begin(stream=stream, external=True)
+            result = self._work()
+            wp.capture_end(stream=stream)
+        return result

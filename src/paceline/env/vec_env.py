@@ -1,0 +1,56 @@
+"""All that a learner sees of an environment."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave, for all worlds. Every tensor is fresh: the env never writes into it again."""
+
+    obs: dict[str, Tensor]
+    """What the policy acts on next; in a world that was reset, the new episode's first."""
+    reward: Tensor
+    """float32 [world]"""
+    terminated: Tensor
+    """The episode ended for good, bool [world]."""
+    truncated: Tensor
+    """The episode was cut by its time limit, bool [world]; never together with `terminated`."""
+    final_obs: dict[str, Tensor]
+    """The observations before any reset: of the state that `reward` led to."""
+    log: Tensor
+    """Sums over the episodes that ended in this step, one for each name in `log_names`, float32 [names]."""
+
+
+class VecEnv(Protocol):
+    """Many worlds, one row each, that reset themselves when their episode ends."""
+
+    num_envs: int
+    """Worlds on this rank."""
+    first_world: int
+    """The global number of this rank's first world."""
+    actions: int
+    """Width of an action."""
+    episode_steps: int
+    """The time limit, in steps."""
+    device: torch.device
+    log_names: tuple[str, ...]
+    """What `Step.log` sums; "episodes", "return" and "length" always."""
+
+    def reset(self) -> dict[str, Tensor]:
+        """Start a new episode in every world."""
+        ...
+
+    def step(self, actions: Tensor) -> Step: ...
+
+    def prefetch(self, steps: int) -> None:
+        """Draw the random numbers of the next `steps` steps in one go. A matter of speed alone: the numbers are the
+        same without it."""
+        ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None: ...

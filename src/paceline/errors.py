@@ -1,0 +1,16 @@
+"""What went wrong, in the user's words."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input: one line that names the value, what is allowed and what to do. The command line exits with 2."""
+
+
+def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
+    """An unknown name, with the nearest valid one first."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(value, choices, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")

@@ -1,0 +1,39 @@
+"""Networks that learners share."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+
+_ACTIVATIONS = {"elu": nn.ELU, "relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+def mlp(
+    inputs: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    activation: str,
+    last_gain: float,
+    generator: torch.Generator,
+) -> nn.Sequential:
+    """A multi-layer perceptron with orthogonal weights; `last_gain` scales the output layer's."""
+    layers: list[nn.Module] = []
+    widths = (inputs, *hidden, outputs)
+    for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        linear = nn.Linear(before, after)
+        last = i == len(hidden)
+        nn.init.orthogonal_(linear.weight, last_gain if last else math.sqrt(2.0), generator=generator)
+        nn.init.zeros_(linear.bias)
+        layers += [linear] if last else [linear, _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:
+    """A copy of `network` that takes raw inputs: its first layer does the normalising."""
+    folded = copy.deepcopy(network).cpu().requires_grad_(False)
+    first = folded[0]
+    assert isinstance(first, nn.Linear)
+    first.weight /= std.cpu()
+    first.bias -= first.weight @ mean.cpu()
+    return folded

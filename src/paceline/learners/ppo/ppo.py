@@ -1,0 +1,290 @@
+"""Proximal policy optimisation (Schulman et al. 2017), written so that the device never waits for the host.
+
+On CUDA the whole rollout is one graph and the whole update another; on a CPU the same code runs eagerly. All
+random numbers are functions of (seed, world, step), so k ranks with N/k worlds draw what one rank with N draws.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.config import PpoConfig
+from paceline.distributed.gradients import FlatParameters
+from paceline.distributed.statistics import RunningStatistics
+from paceline.env import draw
+from paceline.env.graph import capture
+from paceline.env.vec_env import VecEnv
+from paceline.learners.policies import fold_normalizer, mlp
+from paceline.learners.ppo.returns import advantages
+
+_LEARNING_RATES = (1e-5, 1e-2)
+_LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl", "policy/gradient_norm")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An iteration's experience, [step, world, ...]; observations as the env gave them."""
+
+    obs: Tensor
+    critic_obs: Tensor
+    """One step longer than the rest: it ends with what the next rollout starts from."""
+    final_critic_obs: Tensor
+    action: Tensor
+    mean: Tensor
+    log_std: Tensor
+    """[actions]; the same for all samples."""
+    noise: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    log: Tensor
+    """Summed over the steps, [names]."""
+
+
+class Ppo:
+    """Actor and critic are separate networks; the critic sees the group "critic" where the env has one."""
+
+    def __init__(self, env: VecEnv, config: PpoConfig, seed: int):
+        self.env, self.config, self.seed, self.iteration = env, config, seed, 0
+        device = env.device
+        self._obs = {group: obs.clone() for group, obs in env.reset().items()}
+        self._critic_group = "critic" if "critic" in self._obs else "policy"
+        widths = {group: obs.shape[1] for group, obs in self._obs.items()}
+        generator = torch.Generator().manual_seed(seed)
+        self.actor = mlp(widths["policy"], config.hidden, env.actions, config.activation, 0.01, generator).to(device)
+        self.critic = mlp(widths[self._critic_group], config.hidden, 1, config.activation, 1.0, generator).to(device)
+        self.log_std = nn.Parameter(torch.full((env.actions,), math.log(config.initial_std), device=device))
+        self.normalizers = {group: RunningStatistics(width, device) for group, width in widths.items()}
+
+        self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+        self._networks.register_parameter("log_std", self.log_std)
+        self._flat = FlatParameters(self._networks)
+        self._learning_rate = torch.tensor(config.learning_rate, device=device)
+        self._adam = torch.optim.Adam([self._flat.values], lr=self._learning_rate, fused=True)
+
+        self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
+        self._iteration = torch.zeros((), dtype=torch.int64, device=device)
+        self._collect = capture(self._roll_out, device, warp=device.type == "cuda")
+        self._improve = capture(self._update, device)
+
+    # One iteration
+
+    def learn(self) -> dict[str, float]:
+        clock = _Clock(self.env.device)
+        self._rollout = self._collect()
+        clock.lap()
+        summary = self._improve()
+        clock.lap()
+        values = summary.tolist()
+        self.iteration += 1
+        names = (*self.env.log_names, *_LOSS_NAMES, "policy/learning_rate", "policy/std")
+        collect_seconds, update_seconds = clock.laps()
+        return dict(zip(names, values, strict=True)) | {
+            "seconds/collect": collect_seconds,
+            "seconds/update": update_seconds,
+        }
+
+    @torch.no_grad()
+    def _roll_out(self) -> Rollout:
+        horizon, env = self.config.horizon, self.env
+        env.prefetch(horizon)
+        step = self._iteration * horizon + torch.arange(horizon, device=env.device)[:, None]
+        noise = draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
+        push = noise * self.log_std.exp()
+
+        # A copy, because the latest observations are written back into the original below.
+        obs = {group: first.clone() for group, first in self._obs.items()}
+        seen, means, actions, steps = [], [], [], []
+        for t in range(horizon):
+            seen.append(obs)
+            mean = self.actor(self._normalize("policy", obs["policy"]))
+            action = mean + push[t]
+            result = env.step(action)
+            means.append(mean)
+            actions.append(action)
+            steps.append(result)
+            obs = result.obs
+        for group, latest in obs.items():
+            self._obs[group].copy_(latest)
+
+        critic = self._critic_group
+        return Rollout(
+            obs=torch.stack([o["policy"] for o in seen]),
+            critic_obs=torch.stack([o[critic] for o in (*seen, obs)]),
+            final_critic_obs=torch.stack([s.final_obs[critic] for s in steps]),
+            action=torch.stack(actions),
+            mean=torch.stack(means),
+            log_std=self.log_std.detach().clone(),
+            noise=noise,
+            reward=torch.stack([s.reward for s in steps]),
+            terminated=torch.stack([s.terminated for s in steps]),
+            truncated=torch.stack([s.truncated for s in steps]),
+            log=torch.stack([s.log for s in steps]).sum(0),
+        )
+
+    def _update(self) -> Tensor:
+        rollout, config = self._rollout, self.config
+        samples = self._samples(rollout)
+        losses = []
+        for order in self._orders():
+            for minibatch in samples[order].chunk(config.minibatches):
+                losses.append(self._descend(minibatch, rollout.log_std))
+        with torch.no_grad():
+            self.normalizers["policy"].merge(rollout.obs)
+            if self._critic_group == "critic":
+                self.normalizers["critic"].merge(rollout.critic_obs[:-1])
+            self._iteration += 1
+            spread = self.log_std.exp().mean()
+            return torch.cat(
+                (rollout.log, torch.stack(losses).mean(0), self._learning_rate.view(1), spread.view(1))
+            )
+
+    # Its parts
+
+    @torch.no_grad()
+    def _samples(self, rollout: Rollout) -> Tensor:
+        """Everything a minibatch needs, one row per sample, [step * world, columns]; `_descend` takes it apart."""
+        config = self.config
+        obs = self._normalize("policy", rollout.obs)
+        critic_obs = self._normalize(self._critic_group, rollout.critic_obs)
+        final_critic_obs = self._normalize(self._critic_group, rollout.final_critic_obs)
+        value, final_value = self.critic(critic_obs).squeeze(-1), self.critic(final_critic_obs).squeeze(-1)
+        next_value = torch.where(rollout.truncated, final_value, value[1:])
+        value, done = value[:-1], rollout.terminated | rollout.truncated
+        advantage = advantages(
+            rollout.reward, value, next_value, rollout.terminated, done, config.discount, config.gae_lambda
+        )
+        target = advantage + value
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        scalars = torch.stack((advantage, target, value, _log_prob(rollout.noise, rollout.log_std)), dim=-1)
+        seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
+        return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
+
+    def _orders(self) -> Tensor:
+        """For each epoch an order of the samples, [epoch, step * world], in which every minibatch has the same number
+        of time steps from every world, so that it does not matter how the worlds are spread over ranks."""
+        epochs, horizon = self.config.epochs, self.config.horizon
+        step = self._iteration * epochs + torch.arange(epochs, device=self.env.device)[:, None]
+        keys = draw.uniform(self.seed, self._world, step, draw.Stream.MINIBATCH, horizon)
+        order = keys.argsort(dim=-1).transpose(1, 2) * self.env.num_envs
+        return (order + torch.arange(self.env.num_envs, device=self.env.device)).flatten(1)
+
+    def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> Tensor:
+        """One gradient step; returns `_LOSS_NAMES`."""
+        config, width = self.config, self._obs["policy"].shape[1]
+        critic_width = self._obs["critic"].shape[1] if self._critic_group == "critic" else 0
+        obs, critic_obs, action, old_mean, scalars = minibatch.split(
+            (width, critic_width, self.env.actions, self.env.actions, 4), dim=1
+        )
+        advantage, target, old_value, old_log_prob = scalars.unbind(1)
+
+        mean = self.actor(obs)
+        ratio = (_log_prob((action - mean) / self.log_std.exp(), self.log_std) - old_log_prob).exp()
+        clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
+        surrogate = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+        value = self.critic(critic_obs if critic_width else obs).squeeze(-1)
+        value_loss = (value - target).square()
+        if config.clip_value:
+            near = old_value + (value - old_value).clamp(-config.clip, config.clip)
+            value_loss = torch.maximum(value_loss, (near - target).square())
+        value_loss = value_loss.mean()
+
+        entropy = self.log_std.sum() + self.env.actions * 0.5 * math.log(2.0 * math.pi * math.e)
+        loss = surrogate + config.value_weight * value_loss - config.entropy_weight * entropy
+
+        self._flat.gradient.zero_()
+        loss.backward()
+        norm = self._flat.clip(config.max_gradient_norm)
+        with torch.no_grad():
+            kl = _divergence(old_mean, old_log_std, mean, self.log_std)
+            self._adapt_learning_rate(kl)
+        self._adam.step()
+        return torch.stack((surrogate.detach(), value_loss.detach(), entropy.detach(), kl, norm))
+
+    def _adapt_learning_rate(self, kl: Tensor) -> None:
+        """Slower when the policy moves more than twice as far as desired, faster below half of it."""
+        goal = self.config.desired_kl
+        if not goal:
+            return
+        factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0
+        self._learning_rate.mul_(factor).clamp_(*_LEARNING_RATES)
+
+    def _normalize(self, group: str, obs: Tensor) -> Tensor:
+        return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs
+
+    # What outlives an iteration
+
+    def policy(self) -> nn.Module:
+        if not self.config.normalize_observations:
+            return fold_normalizer(self.actor, torch.zeros(1), torch.ones(1))
+        statistics = self.normalizers["policy"]
+        return fold_normalizer(self.actor, statistics.mean, statistics.std())
+
+    def state(self) -> dict[str, Any]:
+        adam = self._adam.state.get(self._flat.values, {})
+        return {
+            "networks": {name: tensor.detach().clone() for name, tensor in self._networks.state_dict().items()},
+            "normalizers": {group: statistics.state() for group, statistics in self.normalizers.items()},
+            "adam": {name: tensor.clone() for name, tensor in adam.items()},
+            "learning_rate": self._learning_rate.clone(),
+            "iteration": self.iteration,
+            "obs": {group: obs.clone() for group, obs in self._obs.items()},
+            "env": self.env.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.load_policy(state)
+        if state["adam"]:
+            self._adam.state[self._flat.values] = {
+                name: tensor.to(self.env.device, copy=True) for name, tensor in state["adam"].items()
+            }
+        self._learning_rate.copy_(state["learning_rate"])
+        self.iteration = state["iteration"]
+        self._iteration.fill_(self.iteration)
+        for group, obs in self._obs.items():
+            obs.copy_(state["obs"][group])
+        self.env.load_state(state["env"])
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        """Networks and normalisers alone: enough to play and to export."""
+        self._networks.load_state_dict(state["networks"])
+        for group, statistics in self.normalizers.items():
+            statistics.load_state(state["normalizers"][group])
+
+
+def _log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
+    """Log density of actions that lie `noise` standard deviations from the mean, [...]."""
+    return (-0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
+
+
+def _divergence(old_mean: Tensor, old_log_std: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Mean Kullback-Leibler divergence of the new from the old normal distribution, a scalar."""
+    moved = (2.0 * old_log_std).exp() + (old_mean - mean).square()
+    return (log_std - old_log_std + 0.5 * moved * (-2.0 * log_std).exp() - 0.5).sum(-1).mean()
+
+
+class _Clock:
+    """Seconds between laps, without making the device wait."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+        self.lap()
+
+    def lap(self) -> None:
+        if self._cuda:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+            self._marks.append(mark)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def laps(self) -> list[float]:
+        """To be called once the device is known to be done."""
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairs]

@@ -1,0 +1,133 @@
+"""MuJoCo's C engine: many worlds over all cores, in float64, shown to tasks as float32."""
+
+import copy
+import os
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.batch import Batch, SimulationError
+from torch import Tensor
+
+from paceline.sim.model import sensed_before_forces
+from paceline.sim.simulation import STATE_FIELDS, blew_up
+
+_OVERFLOW_WARNINGS = (mujoco.mjtWarning.mjWARN_CONTACTFULL.value, mujoco.mjtWarning.mjWARN_CNSTRFULL.value)
+
+
+class MujocoSim:
+    """A `Sim` on `mujoco.batch.Batch`; bit-identical for any number of threads."""
+
+    def __init__(
+        self, model: mujoco.MjModel, worlds: int, per_world_fields: tuple[str, ...] = (), threads: int | None = None
+    ):
+        # Without this flag a world that blows up resets itself silently and nobody counts it.
+        model = copy.copy(model)
+        model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
+        self.model, self.worlds, self.device = model, worlds, torch.device("cpu")
+        self._batch = Batch(model, worlds, threads or len(os.sched_getaffinity(0)))
+        self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
+        self._live = {name: torch.from_numpy(row) for name, row in self._rows.items()}
+        self._warnings = self._batch.warning
+        self._sensed = self._batch.bind("sensordata")
+        self._fresh = np.flatnonzero(sensed_before_forces(model))
+        self._of_forces = np.flatnonzero(~sensed_before_forces(model))
+
+        self.qpos, self.qvel, self.act, self.time, self.ctrl, self.mocap_pos, self.mocap_quat = (
+            self._live[name].float().clone()
+            for name in ("qpos", "qvel", "act", "time", "ctrl", "mocap_pos", "mocap_quat")
+        )
+        self.sensordata = torch.zeros(worlds, model.nsensordata)
+        moving = (("qpos", self.qpos), ("qvel", self.qvel), ("act", self.act), ("time", self.time))
+        given = (("ctrl", self.ctrl), ("mocap_pos", self.mocap_pos), ("mocap_quat", self.mocap_quat))
+        self._outward = [(shown, self._live[name]) for name, shown in moving if shown.numel()]
+        self._inward = [(self._live[name], shown) for name, shown in given if shown.numel()]
+        self.failed, self.overflowed = torch.zeros(worlds, dtype=torch.bool), torch.zeros(worlds, dtype=torch.bool)
+        self.failures, self.overflows = torch.zeros(worlds, dtype=torch.int64), torch.zeros(worlds, dtype=torch.int64)
+
+        self._expanded = {name: self._batch.expand(name) for name in per_world_fields}
+        self._fields = {name: torch.from_numpy(rows).float() for name, rows in self._expanded.items()}
+        if per_world_fields:
+            self.refresh_constants()
+        self.reset(torch.ones(worlds, dtype=torch.bool), self.qpos.clone(), self.qvel.clone())
+        self.sense()
+
+    def step(self, substeps: int) -> None:
+        for live, given in self._inward:
+            live.copy_(given)
+        raised = _call(self._batch.step, nstep=substeps)
+        for shown, live in self._outward:
+            shown.copy_(live)
+        self.sensordata.numpy()[...] = self._sensed
+        self.failed = blew_up(self.qpos, self.qvel)
+        if len(raised):
+            self.failed[raised] = True
+        self.failures += self.failed
+        self._count_overflows()
+
+    def _count_overflows(self) -> None:
+        counts = self._warnings[:, _OVERFLOW_WARNINGS, 1]
+        self.overflowed = torch.from_numpy(counts.any(1))
+        if counts.any():
+            self.overflows += self.overflowed
+            self._warnings[:, _OVERFLOW_WARNINGS, 1] = 0
+
+    def sense(self) -> None:
+        # A model without such sensors needs no pass at all: the next step computes its own kinematics.
+        if not len(self._fresh):
+            return
+        _call(self._batch.forward, stage=mujoco.mjtStage.mjSTAGE_VEL.value)
+        self.sensordata.numpy()[:, self._fresh] = self._sensed[:, self._fresh]
+
+    def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        worlds = np.flatnonzero(mask.numpy())
+        if not len(worlds):
+            return
+        self._batch.reset(worlds, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        self._rows["qpos"][worlds] = qpos.numpy()[worlds]
+        self._rows["qvel"][worlds] = qvel.numpy()[worlds]
+        self._show()
+        self.sensordata.numpy()[np.ix_(worlds, self._of_forces)] = 0.0
+
+    def _show(self) -> None:
+        for shown, live in self._outward:
+            shown.copy_(live)
+        for live, given in self._inward:
+            given.copy_(live)
+
+    def state(self) -> dict[str, Tensor]:
+        counts = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
+        fields = {f"field/{name}": field for name, field in self._fields.items()}
+        for live, given in self._inward:
+            live.copy_(given)
+        return {name: tensor.clone() for name, tensor in (self._live | counts | fields).items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, live in self._live.items():
+            live.copy_(state[name])
+        self._show()
+        for name, field in self._fields.items():
+            field.copy_(state[f"field/{name}"])
+        if self._fields:
+            self.refresh_constants()
+        self.sense()
+        self.sensordata.copy_(state["sensordata"])
+        self.failures.copy_(state["failures"])
+        self.overflows.copy_(state["overflows"])
+
+    def field(self, name: str) -> Tensor:
+        return self._fields[name]
+
+    def refresh_constants(self) -> None:
+        for name, field in self._fields.items():
+            self._expanded[name][...] = field.numpy()
+        self._batch.set_const()
+
+
+def _call(function, **arguments) -> np.ndarray:
+    """Run a batch call; the worlds in which the engine itself raised keep the state they had, and are returned."""
+    try:
+        function(**arguments)
+    except SimulationError as error:
+        return error.ids
+    return np.empty(0, dtype=np.int64)

@@ -1,0 +1,114 @@
+"""MuJoCo Warp: worlds on a GPU (or, for parity tests, on the CPU), capturable into a CUDA graph."""
+
+import mujoco
+import mujoco_warp as mjw
+import torch
+import warp as wp
+from torch import Tensor
+
+from paceline.sim.model import sensed_before_forces
+from paceline.sim.simulation import STATE_FIELDS, blew_up
+
+# What mj_setConst derives from masses, inertias, armatures and gears; each must be per world where its source is.
+_DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
+
+_OVERFLOWS = int(mjw.OverflowType.ALL) & ~int(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
+
+
+class WarpSim:
+    """A `Sim` on MuJoCo Warp. No call waits for the host, allocates anew or branches on a value."""
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        worlds: int,
+        device: torch.device,
+        per_world_fields: tuple[str, ...] = (),
+        contacts_per_world: int | None = None,
+        constraints_per_world: int | None = None,
+    ):
+        if model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
+            raise ValueError("MuJoCo Warp steps in two halves, which RK4 does not have: use implicitfast or Euler")
+        wp.config.log_level = wp.LOG_WARNING
+        self.model, self.worlds, self.device = model, worlds, device
+        self._device = wp.device_from_torch(device)
+        self._per_world_fields = per_world_fields
+        batched = {name: worlds for name in per_world_fields + _DERIVED_FIELDS} if per_world_fields else {}
+        with wp.ScopedDevice(self._device):
+            self._model = mjw.put_model(model, batch_sizes=batched)
+            # Overflows are counted per world instead of printed from inside the kernels.
+            self._model.opt.warn_overflow = 0
+            self._data = mjw.make_data(model, worlds, nconmax=contacts_per_world, njmax=constraints_per_world)
+        live = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
+        self._live = {name: tensor for name, tensor in live.items() if tensor.numel()}
+        self._initial = {name: tensor.clone() for name, tensor in self._live.items()}
+        self.qpos, self.qvel, self.act, self.time = (live[name] for name in ("qpos", "qvel", "act", "time"))
+        self.ctrl, self.mocap_pos, self.mocap_quat = (live[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
+        self._overflow_bits = wp.to_torch(self._data.overflow)
+
+        # step1 zeroes all sensors, so those of accelerations and forces are kept beside the engine's own.
+        self._sensed = wp.to_torch(self._data.sensordata)
+        fresh = torch.from_numpy(sensed_before_forces(model)).to(device)
+        self._all_fresh, self._fresh = bool(fresh.all()), fresh
+        self.sensordata = self._sensed if self._all_fresh else self._sensed.clone()
+
+        def flags(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(worlds, dtype=dtype, device=device)
+
+        self.failed, self.overflowed = flags(torch.bool), flags(torch.bool)
+        self.failures, self.overflows = flags(torch.int64), flags(torch.int64)
+        self.sense()
+
+    def step(self, substeps: int) -> None:
+        with wp.ScopedDevice(self._device):
+            mjw.step2(self._model, self._data)
+            for _ in range(substeps - 1):
+                mjw.step1(self._model, self._data)
+                mjw.step2(self._model, self._data)
+        if not self._all_fresh:
+            self.sensordata.copy_(self._sensed)
+        self.failed.copy_(blew_up(self.qpos, self.qvel))
+        self.failures += self.failed
+        self.overflowed.copy_((self._overflow_bits & _OVERFLOWS) != 0)
+        self.overflows += self.overflowed
+        self._overflow_bits.zero_()
+
+    def sense(self) -> None:
+        # The first half of the next physics step, so this costs nothing.
+        with wp.ScopedDevice(self._device):
+            mjw.step1(self._model, self._data)
+        if not self._all_fresh:
+            torch.where(self._fresh, self._sensed, self.sensordata, out=self.sensordata)
+
+    def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        start = self._initial | {"qpos": qpos, "qvel": qvel}
+        for name, live in self._live.items():
+            torch.where(mask.view(-1, *[1] * (live.dim() - 1)), start[name], live, out=live)
+        if not self._all_fresh:
+            self.sensordata.masked_fill_(mask[:, None] & ~self._fresh, 0.0)
+
+    def state(self) -> dict[str, Tensor]:
+        counts = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
+        fields = {f"field/{name}": self.field(name) for name in self._per_world_fields}
+        return {name: tensor.clone() for name, tensor in (self._live | counts | fields).items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, live in self._live.items():
+            live.copy_(state[name])
+        for name in self._per_world_fields:
+            self.field(name).copy_(state[f"field/{name}"])
+        if self._per_world_fields:
+            self.refresh_constants()
+        self.sense()
+        self.sensordata.copy_(state["sensordata"])
+        self.failures.copy_(state["failures"])
+        self.overflows.copy_(state["overflows"])
+
+    def field(self, name: str) -> Tensor:
+        if name not in self._per_world_fields:
+            raise KeyError(f"model field {name!r} is not per world; those that are: {self._per_world_fields}")
+        return wp.to_torch(getattr(self._model, name))
+
+    def refresh_constants(self) -> None:
+        with wp.ScopedDevice(self._device):
+            mjw.set_const(self._model, self._data)

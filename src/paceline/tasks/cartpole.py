@@ -1,0 +1,92 @@
+"""Balance a pole on a cart that is pushed left and right."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from paceline.config import PpoConfig
+from paceline.env.task import Worlds
+from paceline.tasks.registry import TaskEntry
+
+
+@dataclass(frozen=True)
+class Cartpole:
+    """Rewards and limits as in the widely used direct-workflow cartpole; angles in radians, upright is zero."""
+
+    episode_seconds: float = 5.0
+    decimation: int = 2
+    physics_hz: float = 120.0
+    force_newtons: float = 100.0
+    """The cart's push at an action of 1; actions are clamped to [-1, 1]."""
+    rail_metres: float = 3.0
+    """Further out on either side the episode ends."""
+    start_angle: float = 0.25 * math.pi
+    """Largest tilt at the start; at `max_angle` the episode ends."""
+    max_angle: float = 0.5 * math.pi
+
+    actions: ClassVar[int] = 1
+    reset_numbers: ClassVar[int] = 1
+
+    def model(self) -> mujoco.MjModel:
+        return mujoco.MjModel.from_xml_string(f"""
+        <mujoco model="cartpole">
+          <option timestep="{1.0 / self.physics_hz!r}" integrator="implicitfast"><flag contact="disable"/></option>
+          <visual><headlight ambient=".4 .4 .4"/><global offwidth="1280" offheight="720"/></visual>
+          <asset>
+            <texture name="sky" type="skybox" builtin="gradient" rgb1=".8 .87 .95" rgb2="1 1 1" width="64" height="64"/>
+          </asset>
+          <worldbody>
+            <light pos="0 -3 5" dir="0 .5 -1"/>
+            <camera name="track" pos="0 -6 2.4" xyaxes="1 0 0 0 0.1 1" fovy="45"/>
+            <geom name="rail" type="capsule" fromto="-4 0 2 4 0 2" size=".03" rgba=".5 .55 .6 1"/>
+            <body name="cart" pos="0 0 2">
+              <joint name="slider" type="slide" axis="1 0 0"/>
+              <geom name="cart" type="box" size=".2 .15 .1" mass="1" rgba=".15 .35 .6 1"/>
+              <body name="pole">
+                <joint name="hinge" type="hinge" axis="0 1 0"/>
+                <geom name="pole" type="capsule" fromto="0 0 0 0 0 1" size=".045" mass=".5" rgba=".85 .5 .2 1"/>
+              </body>
+            </body>
+          </worldbody>
+          <actuator><motor joint="slider" gear="{self.force_newtons!r}" ctrlrange="-1 1"/></actuator>
+        </mujoco>""")
+
+    def control(self, worlds: Worlds) -> Tensor:
+        return worlds.action.clamp(-1.0, 1.0)
+
+    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
+        return {"policy": torch.cat((worlds.qpos, worlds.qvel), dim=1)}
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        position, angle = worlds.qpos.abs().unbind(1)
+        return (position > self.rail_metres) | (angle > self.max_angle)
+
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        angle = worlds.qpos[:, 1]
+        cart_speed, pole_speed = worlds.qvel.abs().unbind(1)
+        fell = terminated.float()
+        return {
+            "alive": 1.0 - fell,
+            "terminated": -2.0 * fell,
+            "pole_angle": -angle.square(),
+            "cart_speed": -0.01 * cart_speed,
+            "pole_speed": -0.005 * pole_speed,
+        }
+
+    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (2.0 * uniform - 1.0) * self.start_angle
+        return torch.cat((torch.zeros_like(angle), angle), dim=1), torch.zeros_like(angle).expand(-1, 2)
+
+
+ENTRY = TaskEntry(
+    Cartpole,
+    summary="balance a pole on a cart that is pushed left and right",
+    ppo=PpoConfig(horizon=16, epochs=8, minibatches=4, hidden=(32, 32), learning_rate=1e-3, desired_kl=0.008,
+                  entropy_weight=0.0),
+    max_iterations=150,
+    cpu_envs=256,
+)

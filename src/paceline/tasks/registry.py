@@ -1,0 +1,51 @@
+"""Tasks by name: our own, and those that other installed packages register."""
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from paceline.config import PpoConfig
+from paceline.env.task import Task
+from paceline.errors import UserError, unknown
+
+ENTRY_POINTS = "paceline.tasks"
+
+# Imported when asked for, so that one task's needs are not everyone's.
+_OWN = {"cartpole": "paceline.tasks.cartpole:ENTRY"}
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A task and the settings it trains well with."""
+
+    task: type[Task]
+    """A frozen dataclass; its fields are the options `--env.NAME`."""
+    summary: str
+    """One line for `paceline tasks`."""
+    ppo: PpoConfig = field(default_factory=PpoConfig)
+    max_iterations: int = 300
+    cpu_envs: int = 256
+    """Worlds per rank by default, on a CPU."""
+    gpu_envs: int = 4096
+    """Worlds per rank by default, on a GPU."""
+
+
+def names() -> list[str]:
+    return sorted({*_OWN, *_others()})
+
+
+def find(name: str) -> TaskEntry:
+    if name in _OWN:
+        module, attribute = _OWN[name].split(":")
+        return getattr(import_module(module), attribute)
+    others = _others()
+    if name not in others:
+        raise unknown("task", name, names())
+    entry = others[name].load()
+    if not isinstance(entry, TaskEntry):
+        raise UserError(f"task {name!r} ({others[name].value}) is not a TaskEntry but {type(entry).__name__}")
+    return entry
+
+
+def _others():
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
