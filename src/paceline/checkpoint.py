@@ -1,0 +1,102 @@
+"""The envelope of a run's full state: atomic to write, safe to load (nothing in it is executed)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+
+from paceline.errors import UserError
+from paceline.run_dir import write_atomically
+
+_FORMAT = "paceline-checkpoint"
+_VERSION = 1
+_SUFFIX = ".safetensors"
+BEST = "best" + _SUFFIX
+
+
+def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best: bool) -> Path:
+    """Write a checkpoint, then remove all but the newest `keep`; as the best so far it also becomes `best`."""
+    tensors: dict[str, torch.Tensor] = {}
+    values: dict[str, Any] = {}
+    _flatten(state, "", tensors, values)
+    header = {"format": _FORMAT, "version": str(_VERSION), "values": json.dumps(values)}
+    file = directory / f"iteration_{iteration:08d}{_SUFFIX}"
+    write_atomically(file, safetensors.torch.save(tensors, header))
+    if best:
+        link = directory / f".{BEST}.{os.getpid()}.part"
+        link.unlink(missing_ok=True)
+        os.link(file, link)
+        link.replace(directory / BEST)
+    for old in listing(directory)[:-keep]:
+        old.unlink()
+    return file
+
+
+def load(file: Path) -> dict[str, Any]:
+    """The state that was saved, on the CPU; an error says what is wrong and which other checkpoint there is."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            header = content.metadata() or {}
+            if header.get("format") != _FORMAT:
+                raise _broken(file, "is not a Paceline checkpoint")
+            if header["version"] != str(_VERSION):
+                raise _broken(file, f"has format version {header['version']}, this Paceline reads {_VERSION}")
+            state: dict[str, Any] = {}
+            for name in content.keys():  # noqa: SIM118 (not a dict)
+                _put(state, name, content.get_tensor(name))
+            for name, value in json.loads(header["values"]).items():
+                _put(state, name, value)
+            return state
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _broken(file, f"is truncated or damaged ({error})") from None
+
+
+def listing(directory: Path) -> list[Path]:
+    """The numbered checkpoints, oldest first."""
+    return sorted(directory.glob(f"iteration_*{_SUFFIX}"))
+
+
+def newest(directory: Path) -> Path:
+    files = listing(directory)
+    if not files:
+        raise UserError(f"no checkpoint in {directory}: the run ended before its first one; start it again")
+    return files[-1]
+
+
+def chosen(run: str, directory: Path) -> Path:
+    """The checkpoint that `run` names: itself, if it is a file; otherwise the newest of the run."""
+    return Path(run) if Path(run).is_file() else newest(directory)
+
+
+def set_aside_later(file: Path) -> None:
+    """Rename the checkpoints after `file`, which a run resumed from it replaces, so that none is taken for newest."""
+    for later in listing(file.parent):
+        if file.name != BEST and later.name > file.name:
+            later.rename(later.with_suffix(".superseded"))
+
+
+def _broken(file: Path, why: str) -> UserError:
+    earlier = [other for other in listing(file.parent) if other.name < file.name]
+    offer = f"use the one before it, {earlier[-1]}" if earlier else "no earlier one is left in its run"
+    return UserError(f"checkpoint {file} {why}: {offer}")
+
+
+def _flatten(state: dict[str, Any], prefix: str, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+    for key, value in state.items():
+        if isinstance(value, dict):
+            _flatten(value, f"{prefix}{key}|", tensors, values)
+        elif isinstance(value, torch.Tensor):
+            tensors[prefix + key] = value.detach().cpu().contiguous()
+        else:
+            values[prefix + key] = value
+
+
+def _put(state: dict[str, Any], name: str, value: Any) -> None:
+    *path, key = name.split("|")
+    for part in path:
+        state = state.setdefault(part, {})
+    state[key] = value

@@ -1,0 +1,294 @@
+"""The command line: parse, call one function, print for people."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from paceline import __version__, interrupts
+from paceline.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from paceline.config import TrainConfig
+    from paceline.run_dir import RunDir
+
+# Heavy imports (torch, MuJoCo) stand inside the commands, so that help and errors come at once.
+
+OVERVIEW = f"""Paceline {__version__}: robot policies by reinforcement learning in thousands of MuJoCo worlds.
+
+  paceline train TASK     train a policy; --resume RUN|auto goes on with a run
+  paceline tasks          what there is to train
+  paceline play RUN       watch a trained policy, as a video
+  paceline export RUN     a trained policy as ONNX or TorchScript
+
+Each has its own --help.  Start with:  paceline train cartpole
+"""
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a policy."""
+
+    learner: str = "ppo"
+    """The algorithm: ppo."""
+    num_envs: Annotated[int | None, arg(metavar="N")] = None
+    """Worlds per rank; by default what suits the task and the device."""
+    max_iterations: Annotated[int, arg(metavar="M")] = 100
+    """Stop after so many iterations in all, those before a resume included."""
+    seed: int = 0
+    """The same seed gives the same run."""
+    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """This run's own directory; by default runs/TASK/TIME."""
+    resume: Annotated[str | None, arg(metavar="RUN|auto")] = None
+    """Go on with a run: its directory, one of its checkpoint files, or auto for the newest under runs/."""
+    engine: str = "auto"
+    """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs)."""
+    gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
+    """GPUs, relative to CUDA_VISIBLE_DEVICES; none is the CPU. By default the first GPU, or else the CPU."""
+    logger: str = "tensorboard"
+    """tensorboard or none."""
+    checkpoint_every: Annotated[int, arg(metavar="N")] = 50
+    """Iterations from one checkpoint to the next."""
+    keep_checkpoints: Annotated[int, arg(metavar="K")] = 3
+    """Keep the newest so many, and the best beside them."""
+    headless: Annotated[bool, FlagCreatePairsOff] = False
+    """For users of Isaac Lab: training never opens a window anyway."""
+    distributed: Annotated[bool, FlagCreatePairsOff] = False
+    """Be a worker under a launcher such as torch.distributed.run."""
+
+
+@dataclass(frozen=True)
+class PlayArguments:
+    """Watch a trained policy: a video, made without a screen."""
+
+    run: Positional[str]
+    """The run's directory, one of its checkpoint files, or auto for the newest."""
+    video: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Where the mp4 goes; by default into the run's videos/."""
+    seconds: float = 10.0
+    """How much of the robot's time to show."""
+    width: int = 640
+    height: int = 480
+    seed: int = 0
+    """Of the starting states."""
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Write a trained policy, its observation normaliser folded in, for use elsewhere."""
+
+    run: Positional[str]
+    """The run's directory, one of its checkpoint files, or auto for the newest."""
+    format: Literal["onnx", "torchscript"] = "onnx"
+    output: Annotated[Path | None, arg(metavar="FILE")] = None
+    """By default policy.onnx or policy.pt in the run's directory."""
+
+
+@dataclass(frozen=True)
+class TasksArguments:
+    """List the tasks, our own and those of other installed packages."""
+
+
+def main() -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        code = _dispatch(sys.argv[1:], console)
+    except UserError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        code = interrupts.EXIT_CODE
+    sys.exit(code)
+
+
+def _dispatch(words: list[str], console: Console) -> int:
+    commands = {"train": _train, "tasks": _tasks, "play": _play, "export": _export}
+    if not words or words[0] in ("-h", "--help"):
+        print(OVERVIEW, end="")
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    if words[0] not in commands:
+        raise unknown("command", words[0], commands)
+    return commands[words[0]](words[1:], console)
+
+
+def _train(words: list[str], console: Console) -> int:
+    # The task decides which options there are and their defaults, so it is looked for before all else.
+    stored, run, rest = _stored_run(words)
+    task, rest = _take_task(rest, stored.task if stored else None)
+    if task is None:
+        if any(word in ("-h", "--help") for word in rest):
+            _parse(TrainArguments, rest, "train TASK")
+        raise UserError("no task given: paceline train TASK, where `paceline tasks` lists the tasks")
+    kind = _arguments_for(task, stored)
+    arguments = _parse(kind, rest, f"train {task}")
+
+    from paceline import checkpoint
+    from paceline.run_dir import RunDir
+    from paceline.train import train
+
+    config = _config(task, arguments)
+    config.check()
+    if arguments.distributed:
+        _refuse_without_launcher()
+    if run is None:
+        run, resume_from = RunDir.plan(arguments.run_dir, task), None
+    else:
+        resume_from = checkpoint.chosen(arguments.resume, run.checkpoints)
+    result = train(config, run, console, resume_from)
+    _summarise(result, run.path, console)
+    return 0 if result["status"] == "completed" else interrupts.EXIT_CODE
+
+
+def _stored_run(words: list[str]) -> "tuple[TrainConfig | None, RunDir | None, list[str]]":
+    """The run that --resume names, if it is there."""
+    value = None
+    for i, word in enumerate(words):
+        if word == "--resume" and i + 1 < len(words):
+            value = words[i + 1]
+        elif word.startswith("--resume="):
+            value = word.removeprefix("--resume=")
+    if value is None:
+        return None, None, words
+    from paceline.run_dir import RunDir
+
+    run = RunDir.open(value, next((word for word in words[:1] if not word.startswith("-")), None))
+    return run.config(), run, words
+
+
+def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[str]]:
+    """The task's name, and the words without it: first, or --task NAME, or anywhere if it is a known one."""
+    from paceline.tasks import registry
+
+    for i, word in enumerate(words):
+        before = words[i - 1] if i else ""
+        named = before == "--task" or word.startswith("--task=")
+        free = not before.startswith("-") or before in ("--headless", "--distributed") or "=" in before
+        if named or (i == 0 and not word.startswith("-")) or (free and word in registry.names()):
+            task = word.removeprefix("--task=")
+            if stored not in (None, task):
+                raise UserError(f"the run to resume is of task {stored!r}, not {task!r}")
+            registry.find(task)
+            return task, words[: i - (before == "--task")] + words[i + 1 :]
+    return stored, words
+
+
+def _arguments_for(task: str, stored: "TrainConfig | None") -> type:
+    """`TrainArguments` with the task's own options, defaults from the task or from the run to resume."""
+    from paceline.config import PpoConfig, from_dict
+    from paceline.tasks import registry
+
+    entry = registry.find(task)
+    env, ppo, defaults = entry.task(), entry.ppo, {"max_iterations": entry.max_iterations}
+    if stored:
+        env = from_dict(entry.task, stored.env, f"options of task {task}")
+        names = {f.name for f in dataclasses.fields(TrainArguments)} - {"gpu_ids"}
+        ppo, defaults = stored.ppo, {k: v for k, v in vars(stored).items() if k in names}
+    own = [
+        (f.name, f.type, dataclasses.field(default=defaults.get(f.name, f.default)))
+        for f in dataclasses.fields(TrainArguments)
+    ]
+    groups = [("env", entry.task, dataclasses.field(default=env)), ("ppo", PpoConfig, dataclasses.field(default=ppo))]
+    kind = dataclasses.make_dataclass("Train", [*own, *groups], bases=(TrainArguments,), frozen=True)
+    kind.__doc__ = f"Train a policy for {task}: {entry.summary}."
+    return kind
+
+
+def _config(task: str, arguments: Any) -> "TrainConfig":
+    from paceline.config import TrainConfig
+    from paceline.distributed.rank import choose_gpus
+    from paceline.tasks import registry
+
+    gpu_ids, entry = choose_gpus(arguments.gpu_ids), registry.find(task)
+    num_envs = arguments.num_envs
+    if num_envs is None:
+        num_envs = entry.gpu_envs if gpu_ids else entry.cpu_envs
+    shared = {f.name for f in dataclasses.fields(TrainConfig)} & set(vars(arguments))
+    values = {name: getattr(arguments, name) for name in shared}
+    values |= {"env": dataclasses.asdict(arguments.env), "gpu_ids": gpu_ids, "num_envs": num_envs}
+    return TrainConfig(task=task, **values)
+
+
+def _refuse_without_launcher() -> None:
+    import os
+
+    if "RANK" not in os.environ:
+        raise UserError(
+            "--distributed is for workers under a launcher: python -m torch.distributed.run --nproc_per_node=K "
+            "-m paceline train TASK --distributed; without a launcher leave it out"
+        )
+
+
+def _summarise(result: dict[str, Any], path: Path, console: Console) -> None:
+    done = f"[bold]{result['status']}[/] after {result['iterations']} iterations"
+    console.print(
+        f"\n{done}, {result['env_steps']:,} env steps in {result['train_seconds']:.1f} s "
+        f"({result['steps_per_second']:,.0f} steps/s)"
+    )
+    if result["mean_return"] is not None:
+        console.print(
+            f"  return   {result['mean_return']:.1f}, episode length {result['mean_length']:.0f} "
+            f"of {result['max_length']}"
+        )
+    for fault, meaning in (("failures", "worlds blew up and were reset"), ("overflows", "steps ran out of contacts")):
+        if result[fault]:
+            console.print(f"  [yellow]{result[fault]} {meaning}[/]")
+    console.print(f"  run      {path}")
+    if result["status"] == "interrupted":
+        console.print(f"  go on    paceline train --resume {path}")
+    console.print(f"  watch    paceline play {path} --video {result['task']}.mp4")
+    console.print(f"  curves   tensorboard --logdir {path}")
+
+
+def _tasks(words: list[str], console: Console) -> int:
+    _parse(TasksArguments, words, "tasks")
+    from rich.table import Table
+
+    from paceline.tasks import registry
+
+    table = Table("task", "what it is", "worlds on a CPU", "on a GPU", box=None, header_style="bold")
+    for name in registry.names():
+        entry = registry.find(name)
+        table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
+    console.print(table)
+    return 0
+
+
+def _play(words: list[str], console: Console) -> int:
+    arguments = _parse(PlayArguments, words, "play")
+    from paceline.play import record
+
+    shown = record(
+        arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed
+    )
+    console.print(
+        f"{shown.file}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
+        f"mean reward {shown.mean_reward:.3f} per step"
+    )
+    return 0
+
+
+def _export(words: list[str], console: Console) -> int:
+    arguments = _parse(ExportArguments, words, "export")
+    from paceline.export import export
+
+    console.print(f"{export(arguments.run, arguments.format, arguments.output)}")
+    return 0
+
+
+def _parse(kind: type, words: list[str], command: str) -> Any:
+    """Help and values by tyro; an unknown option is one line that names the nearest."""
+    parsed, rest = tyro.cli(kind, args=words, prog=f"paceline {command}", return_unknown_args=True)
+    if rest:
+        parser = tyro.extras.get_parser(kind, prog=f"paceline {command}")
+        known = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        raise unknown("option", rest[0], known)
+    return parsed

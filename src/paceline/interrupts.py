@@ -1,0 +1,41 @@
+"""Ctrl-C and termination requests, turned into a clean end."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_CODE = 130
+
+
+class Interrupts:
+    """While entered, the first SIGINT or SIGTERM sets `asked`; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._cut_in = False
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def cutting_in(self, allowed: bool) -> Iterator[None]:
+        """Inside, if `allowed`, a request raises KeyboardInterrupt there and then instead of waiting to be noticed."""
+        self._cut_in = allowed
+        try:
+            yield
+        finally:
+            self._cut_in = False
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            os._exit(EXIT_CODE)
+        self.asked = True
+        if self._cut_in:
+            raise KeyboardInterrupt

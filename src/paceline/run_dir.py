@@ -1,0 +1,113 @@
+"""A run's directory: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.config import TrainConfig
+from paceline.errors import UserError
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Where a run keeps what it makes; only the main rank writes here."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "run.yaml"
+
+    @property
+    def result_file(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
+
+    @classmethod
+    def plan(cls, path: Path | None, task: str) -> "RunDir":
+        """A directory for a new run, checked but not yet made, so that a run that cannot start leaves nothing."""
+        path = path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
+        if path.exists() and any(path.iterdir()):
+            raise UserError(
+                f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}"
+            )
+        return cls(path)
+
+    def create(self, config: TrainConfig) -> None:
+        """Make the directory, with run.yaml in it; a resumed run writes its run.yaml anew."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.config_file, config.to_yaml().encode())
+        except OSError as error:
+            raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}") from None
+
+    @classmethod
+    def open(cls, run: str, task: str | None = None) -> "RunDir":
+        """An existing run: its directory, one of its checkpoint files, or `auto` for the newest (of `task`) under
+        runs/."""
+        if run == "auto":
+            return cls._newest(task or "*")
+        path = Path(run)
+        if path.is_file() and path.parent.name == "checkpoints":
+            path = path.parent.parent
+        if not path.exists():
+            raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
+        if not (path / "run.yaml").is_file():
+            raise UserError(f"{run} is not a run: it has no run.yaml")
+        return cls(path)
+
+    @classmethod
+    def _newest(cls, task: str) -> "RunDir":
+        files = [f for f in RUNS.glob(f"{task}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
+        if not files:
+            raise UserError(f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory")
+        return cls(max(files, key=lambda f: f.stat().st_mtime).parent)
+
+    def config(self) -> TrainConfig:
+        try:
+            text = self.config_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {self.config_file}: {error}") from None
+        return TrainConfig.from_yaml(text, str(self.config_file))
+
+    def write_result(self, **result: Any) -> None:
+        write_atomically(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Whole or not at all, also across a power cut: write beside it, fsync, rename, fsync the directory."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

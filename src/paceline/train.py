@@ -1,0 +1,208 @@
+"""One worker's life: rank, env, learner, loop, checkpoints, result."""
+
+import math
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from paceline import checkpoint
+from paceline.config import TrainConfig, from_dict
+from paceline.distributed.rank import Rank, this_rank
+from paceline.env.robot_env import RobotEnv
+from paceline.errors import UserError
+from paceline.interrupts import Interrupts
+from paceline.learners.ppo import Ppo
+from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
+from paceline.run_dir import RunDir
+from paceline.sim.simulation import choose_engine
+from paceline.tasks import registry
+
+# Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
+PATIENCE_SECONDS = 0.5
+
+
+class TrainingFailedError(Exception):
+    """Training cannot go on; the message says why and what to try."""
+
+
+def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any]:
+    """Train until `max_iterations`, Ctrl-C or a failure; what is returned is also in result.json."""
+    config.check()
+    rank = this_rank(config.gpu_ids)
+    saved = checkpoint.load(resume_from) if resume_from else None
+    session = Session(config, rank, run, console)
+    if saved is not None:
+        session.restore(saved)
+    run.create(config)
+    if resume_from:
+        checkpoint.set_aside_later(resume_from)
+    session.introduce()
+
+    status, cause = "failed", None
+    try:
+        session.loop()
+        session.save()
+        status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        result = session.result(status, cause)
+        run.write_result(**result)
+    return result
+
+
+def build(config: TrainConfig, rank: Rank, num_envs: int | None = None) -> tuple[RobotEnv, Ppo]:
+    """The env and the learner of a run, with fresh weights; `num_envs` replaces the run's own."""
+    entry = registry.find(config.task)
+    worlds = num_envs or config.num_envs
+    task = from_dict(entry.task, config.env, f"options of task {config.task}")
+    env = RobotEnv(task, worlds, config.engine, rank.device, config.seed, first_world=rank.index * worlds)
+    return env, Ppo(env, config.ppo, config.seed)
+
+
+class Session:
+    """A run from its start or resume to its end."""
+
+    def __init__(self, config: TrainConfig, rank: Rank, run: RunDir, console: Console):
+        self._began = time.monotonic()
+        self.config, self.rank, self.run, self.console = config, rank, run, console
+        self.env, self.learner = build(config, rank)
+        self.steps_per_iteration = config.num_envs * config.ppo.horizon * rank.world_size
+        self.episodes = EpisodeMeans()
+        self.totals = {"seconds": 0.0, "best_return": -math.inf, "failures": 0, "overflows": 0}
+        self._first_iteration, self._saved_iteration = 0, -1
+        self._session_seconds = 0.0
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        worlds = saved["learner"]["env"]["episode_step"].shape[0]
+        if worlds != self.env.num_envs:
+            raise UserError(f"the checkpoint has {worlds} worlds, this run {self.env.num_envs}: use --num-envs {worlds}")
+        if saved["learner"]["iteration"] >= self.config.max_iterations:
+            raise UserError(
+                f"the run has done {saved['learner']['iteration']} iterations already: "
+                f"ask for more in all with --max-iterations (now {self.config.max_iterations})"
+            )
+        self.learner.load_state(saved["learner"])
+        self.episodes.load_state(saved["episodes"])
+        self.totals |= saved["totals"]
+        self._first_iteration = self._saved_iteration = self.learner.iteration
+
+    def introduce(self) -> None:
+        config, start = self.config, f", from iteration {self._first_iteration}" if self._first_iteration else ""
+        self.console.print(
+            f"[bold]{config.task}[/]: {config.num_envs} worlds on {_describe(self.rank.device)}, "
+            f"engine {choose_engine(config.engine, self.rank.device)}, {config.learner}, seed {config.seed}\n"
+            f"{config.max_iterations} iterations of {self.steps_per_iteration:,} env steps{start} "
+            f"-> [bold]{self.run.path}[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def loop(self) -> None:
+        """Iterate until done or asked to stop; a failure is left to the caller."""
+        learner, config = self.learner, self.config
+        board = TensorBoard(self.run.tensorboard, learner.iteration + 1) if config.logger == "tensorboard" else None
+        progress = ConsoleProgress(self.console, learner.iteration, config.max_iterations, self.env.episode_steps)
+        seconds = math.inf
+        try:
+            with Interrupts() as interrupts:
+                while learner.iteration < config.max_iterations and not interrupts.asked:
+                    before, started = learner.state() if seconds > PATIENCE_SECONDS else None, time.monotonic()
+                    try:
+                        with interrupts.cutting_in(before is not None):
+                            values = learner.learn()
+                    except KeyboardInterrupt:
+                        assert before is not None
+                        learner.load_state(before)
+                        break
+                    seconds = time.monotonic() - started
+                    values = self._account(values, seconds)
+                    if board:
+                        board.write(learner.iteration, values)
+                    progress.show(learner.iteration, self.steps_per_second(), self.episodes.means())
+                    if learner.iteration % config.checkpoint_every == 0:
+                        self.save()
+                    self._session_seconds += time.monotonic() - started
+        finally:
+            progress.close()
+            if board:
+                board.close()
+
+    def _account(self, values: dict[str, float], seconds: float) -> dict[str, float]:
+        """Take an iteration's numbers into the run's; return what to log."""
+        sums = {name: values.pop(name) for name in self.env.log_names}
+        for fault in ("failures", "overflows"):
+            self.totals[fault] += int(sums[fault])
+            values[f"faults/{fault}"] = sums.pop(fault)
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise TrainingFailedError(
+                    f"{name} became {value} in iteration {self.learner.iteration}: "
+                    "try a smaller --ppo.learning-rate, or resume from an earlier checkpoint"
+                )
+        self.episodes.add(sums)
+        values["speed/steps_per_second"] = self.steps_per_iteration / seconds
+        return values | {n if "/" in n else f"episode/{n}": mean for n, mean in self.episodes.means().items()}
+
+    def save(self) -> None:
+        """A checkpoint of the present iteration, unless there is one."""
+        if self._saved_iteration == self.learner.iteration:
+            return
+        mean_return = self.episodes.means().get("return", -math.inf)
+        best = mean_return > self.totals["best_return"]
+        self.totals["best_return"] = max(mean_return, self.totals["best_return"])
+        totals = self.totals | {"seconds": self.totals["seconds"] + self._session_seconds}
+        state = {"learner": self.learner.state(), "episodes": self.episodes.state(), "totals": totals}
+        checkpoint.save(self.run.checkpoints, self.learner.iteration, state, self.config.keep_checkpoints, best)
+        self._saved_iteration = self.learner.iteration
+
+    def steps_per_second(self) -> float:
+        """Over this session's iterations, checkpoints and logging included."""
+        done = (self.learner.iteration - self._first_iteration) * self.steps_per_iteration
+        return done / self._session_seconds if self._session_seconds else 0.0
+
+    def result(self, status: str, cause: str | None) -> dict[str, Any]:
+        config, means = self.config, self.episodes.means()
+        return {
+            "status": status,
+            "cause": cause,
+            "task": config.task,
+            "learner": config.learner,
+            "engine": choose_engine(config.engine, self.rank.device),
+            "device": str(self.rank.device),
+            "world_size": self.rank.world_size,
+            "num_envs": config.num_envs,
+            "total_envs": config.num_envs * self.rank.world_size,
+            "iterations": self.learner.iteration,
+            "env_steps": self.learner.iteration * self.steps_per_iteration,
+            "steps_per_second": self.steps_per_second(),
+            "mean_return": means.get("return"),
+            "mean_length": means.get("length"),
+            "max_length": self.env.episode_steps,
+            "failures": self.totals["failures"],
+            "overflows": self.totals["overflows"],
+            "train_seconds": self.totals["seconds"] + self._session_seconds,
+            "wall_seconds": time.monotonic() - self._began,
+            "restarts": 0,
+            "versions": _versions(),
+        }
+
+
+def _describe(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": python_version()}
+    for package in ("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
