@@ -29,7 +29,13 @@ from mjlab.tasks.registry import load_env_cfg, load_rl_cfg, load_runner_cls
 from mjlab.utils.torch import configure_torch_backends
 
 TASK = "Mjlab-Cartpole-Balance"
-LIBRARIES = {"torch": "torch", "mujoco": "mujoco", "mujoco_warp": "mujoco-warp", "warp": "warp-lang", "rsl_rl": "rsl-rl-lib"}
+LIBRARIES = {
+    "torch": "torch",
+    "mujoco": "mujoco",
+    "mujoco_warp": "mujoco-warp",
+    "warp": "warp-lang",
+    "rsl_rl": "rsl-rl-lib",
+}
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def measure(args: argparse.Namespace) -> dict:
         runner = make_runner(args, log_dir)
         env_cfg = runner.env.unwrapped.cfg
         on_gpu = torch.device(args.device).type == "cuda"
-        times = record_times(runner, args.horizon, torch.cuda.synchronize if on_gpu else lambda: None)
+        times = record_times(runner, args.horizon, lambda: torch.cuda.synchronize(args.device) if on_gpu else None)
         runner.learn(args.warmup + args.iterations, init_at_random_ep_len=True)
         runner.logger.writer.close()  # RSL-RL leaves it open, and its thread would outlive the folder
         runner.env.close()

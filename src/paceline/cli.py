@@ -266,9 +266,7 @@ def _play(words: list[str], console: Console) -> int:
     arguments = _parse(PlayArguments, words, "play")
     from paceline.play import record
 
-    shown = record(
-        arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed
-    )
+    shown = record(arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed)
     console.print(
         f"{shown.file}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
         f"mean reward {shown.mean_reward:.3f} per step"

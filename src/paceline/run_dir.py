@@ -49,9 +49,7 @@ class RunDir:
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
         if path.exists() and any(path.iterdir()):
-            raise UserError(
-                f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}"
-            )
+            raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
         return cls(path)
 
     def create(self, config: TrainConfig) -> None:
@@ -81,7 +79,9 @@ class RunDir:
     def _newest(cls, task: str) -> "RunDir":
         files = [f for f in RUNS.glob(f"{task}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
         if not files:
-            raise UserError(f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory")
+            raise UserError(
+                f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory"
+            )
         return cls(max(files, key=lambda f: f.stat().st_mtime).parent)
 
     def config(self) -> TrainConfig:

@@ -11,16 +11,14 @@ import torch
 from rich.console import Console
 
 from paceline import checkpoint
-from paceline.config import TrainConfig, from_dict
-from paceline.distributed.rank import Rank, this_rank
-from paceline.env.robot_env import RobotEnv
+from paceline.build import build
+from paceline.config import TrainConfig
+from paceline.distributed.rank import Rank, this_rank, use_threads
 from paceline.errors import UserError
 from paceline.interrupts import Interrupts
-from paceline.learners.ppo import Ppo
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
 from paceline.sim.simulation import choose_engine
-from paceline.tasks import registry
 
 # Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
 PATIENCE_SECONDS = 0.5
@@ -34,6 +32,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     """Train until `max_iterations`, Ctrl-C or a failure; what is returned is also in result.json."""
     config.check()
     rank = this_rank(config.gpu_ids)
+    use_threads(rank.device)
     saved = checkpoint.load(resume_from) if resume_from else None
     session = Session(config, rank, run, console)
     if saved is not None:
@@ -45,8 +44,9 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
 
     status, cause = "failed", None
     try:
-        session.loop()
-        session.save()
+        with Interrupts() as interrupts:
+            session.loop(interrupts)
+            session.save()
         status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
@@ -55,15 +55,6 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
         result = session.result(status, cause)
         run.write_result(**result)
     return result
-
-
-def build(config: TrainConfig, rank: Rank, num_envs: int | None = None) -> tuple[RobotEnv, Ppo]:
-    """The env and the learner of a run, with fresh weights; `num_envs` replaces the run's own."""
-    entry = registry.find(config.task)
-    worlds = num_envs or config.num_envs
-    task = from_dict(entry.task, config.env, f"options of task {config.task}")
-    env = RobotEnv(task, worlds, config.engine, rank.device, config.seed, first_world=rank.index * worlds)
-    return env, Ppo(env, config.ppo, config.seed)
 
 
 class Session:
@@ -82,7 +73,9 @@ class Session:
     def restore(self, saved: dict[str, Any]) -> None:
         worlds = saved["learner"]["env"]["episode_step"].shape[0]
         if worlds != self.env.num_envs:
-            raise UserError(f"the checkpoint has {worlds} worlds, this run {self.env.num_envs}: use --num-envs {worlds}")
+            raise UserError(
+                f"the checkpoint has {worlds} worlds, this run {self.env.num_envs}: use --num-envs {worlds}"
+            )
         if saved["learner"]["iteration"] >= self.config.max_iterations:
             raise UserError(
                 f"the run has done {saved['learner']['iteration']} iterations already: "
@@ -104,31 +97,29 @@ class Session:
             soft_wrap=True,
         )
 
-    def loop(self) -> None:
+    def loop(self, interrupts: Interrupts) -> None:
         """Iterate until done or asked to stop; a failure is left to the caller."""
         learner, config = self.learner, self.config
         board = TensorBoard(self.run.tensorboard, learner.iteration + 1) if config.logger == "tensorboard" else None
         progress = ConsoleProgress(self.console, learner.iteration, config.max_iterations, self.env.episode_steps)
-        seconds = math.inf
+        seconds, loop_started = math.inf, time.monotonic()
         try:
-            with Interrupts() as interrupts:
-                while learner.iteration < config.max_iterations and not interrupts.asked:
-                    before, started = learner.state() if seconds > PATIENCE_SECONDS else None, time.monotonic()
-                    try:
-                        with interrupts.cutting_in(before is not None):
-                            values = learner.learn()
-                    except KeyboardInterrupt:
-                        assert before is not None
-                        learner.load_state(before)
-                        break
-                    seconds = time.monotonic() - started
-                    values = self._account(values, seconds)
-                    if board:
-                        board.write(learner.iteration, values)
-                    progress.show(learner.iteration, self.steps_per_second(), self.episodes.means())
-                    if learner.iteration % config.checkpoint_every == 0:
-                        self.save()
-                    self._session_seconds += time.monotonic() - started
+            while learner.iteration < config.max_iterations and not interrupts.asked:
+                before, started = learner.state() if seconds > PATIENCE_SECONDS else None, time.monotonic()
+                try:
+                    with interrupts.cutting_in(before is not None):
+                        values = learner.learn()
+                except KeyboardInterrupt:
+                    assert before is not None
+                    learner.load_state(before)
+                    break
+                seconds, self._session_seconds = time.monotonic() - started, time.monotonic() - loop_started
+                values = self._account(values, seconds)
+                if board:
+                    board.write(learner.iteration, values)
+                progress.show(learner.iteration, self.steps_per_second(), self.episodes.means())
+                if learner.iteration % config.checkpoint_every == 0:
+                    self.save()
         finally:
             progress.close()
             if board:

@@ -36,6 +36,13 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
     return Rank(0, 1, socket.gethostname(), torch.device("cuda", gpu_ids[0]) if gpu_ids else torch.device("cpu"))
 
 
+def use_threads(device: torch.device) -> None:
+    """Give the cores to the physics: its own threads run between torch's small operations, and torch's would only
+    contend with them. On a GPU torch keeps its default."""
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+
+
 def choose_gpus(asked: tuple[str, ...]) -> tuple[int, ...]:
     """GPU indices from what the command line says: indices, `all`, `none` (the CPU), or nothing for the default."""
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0

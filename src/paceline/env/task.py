@@ -42,13 +42,23 @@ class Task(Protocol):
     boolean index. So a whole rollout can be captured as one CUDA graph; a test holds every task to it.
     """
 
-    decimation: int
-    """Physics steps per control step."""
-    episode_seconds: float
-    actions: int
-    """Width of an action."""
-    reset_numbers: int
-    """How many uniform numbers `reset` takes per world."""
+    @property
+    def decimation(self) -> int:
+        """Physics steps per control step."""
+        ...
+
+    @property
+    def episode_seconds(self) -> float: ...
+
+    @property
+    def actions(self) -> int:
+        """Width of an action."""
+        ...
+
+    @property
+    def reset_numbers(self) -> int:
+        """How many uniform numbers `reset` takes per world."""
+        ...
 
     def model(self) -> mujoco.MjModel: ...
 

@@ -16,5 +16,5 @@ def sensor_columns(model: mujoco.MjModel, name: str) -> slice:
 
 def sensed_before_forces(model: mujoco.MjModel) -> np.ndarray:
     """Columns of `sensordata` that need positions and velocities only, bool [nsensordata]."""
-    fresh = model.sensor_needstage < mujoco.mjtStage.mjSTAGE_ACC
+    fresh = model.sensor_needstage < mujoco.mjtStage.mjSTAGE_ACC.value
     return np.repeat(fresh, model.sensor_dim)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import mujoco
 import torch
@@ -28,27 +27,35 @@ class Cartpole:
     """Largest tilt at the start; at `max_angle` the episode ends."""
     max_angle: float = 0.5 * math.pi
 
-    actions: ClassVar[int] = 1
-    reset_numbers: ClassVar[int] = 1
+    actions = 1
+    reset_numbers = 1
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""
         <mujoco model="cartpole">
           <option timestep="{1.0 / self.physics_hz!r}" integrator="implicitfast"><flag contact="disable"/></option>
-          <visual><headlight ambient=".4 .4 .4"/><global offwidth="1280" offheight="720"/></visual>
+          <visual>
+            <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
+            <map shadowclip="2.5"/>
+            <rgba haze=".86 .9 .95 1"/>
+            <global offwidth="1280" offheight="720"/>
+          </visual>
           <asset>
-            <texture name="sky" type="skybox" builtin="gradient" rgb1=".8 .87 .95" rgb2="1 1 1" width="64" height="64"/>
+            <texture name="sky" type="skybox" builtin="gradient" rgb1=".5 .7 .9" rgb2="1 1 1" width="64" height="384"/>
+            <texture name="tiles" type="2d" builtin="checker" rgb1=".9 .9 .9" rgb2=".8 .83 .86" width="64" height="64"/>
+            <material name="tiles" texture="tiles" texuniform="true"/>
           </asset>
           <worldbody>
-            <light pos="0 -3 5" dir="0 .5 -1"/>
-            <camera name="track" pos="0 -6 2.4" xyaxes="1 0 0 0 0.1 1" fovy="45"/>
+            <light directional="true" pos="0 0 5" dir="-.25 .45 -1" diffuse=".65 .65 .65" specular=".1 .1 .1"/>
+            <camera name="track" pos="0 -5.6 3.1" xyaxes="1 0 0 0 .17 1" fovy="47"/>
+            <geom name="floor" type="plane" pos="0 0 1.2" size="0 0 1" material="tiles" contype="0" conaffinity="0"/>
             <geom name="rail" type="capsule" fromto="-4 0 2 4 0 2" size=".03" rgba=".5 .55 .6 1"/>
             <body name="cart" pos="0 0 2">
               <joint name="slider" type="slide" axis="1 0 0"/>
               <geom name="cart" type="box" size=".2 .15 .1" mass="1" rgba=".15 .35 .6 1"/>
               <body name="pole">
                 <joint name="hinge" type="hinge" axis="0 1 0"/>
-                <geom name="pole" type="capsule" fromto="0 0 0 0 0 1" size=".045" mass=".5" rgba=".85 .5 .2 1"/>
+                <geom name="pole" type="capsule" fromto="0 0 0 0 0 1" size=".045" mass=".5" rgba=".9 .45 .1 1"/>
               </body>
             </body>
           </worldbody>
@@ -85,8 +92,9 @@ class Cartpole:
 ENTRY = TaskEntry(
     Cartpole,
     summary="balance a pole on a cart that is pushed left and right",
-    ppo=PpoConfig(horizon=16, epochs=8, minibatches=4, hidden=(32, 32), learning_rate=1e-3, desired_kl=0.008,
-                  entropy_weight=0.0),
+    ppo=PpoConfig(
+        horizon=16, epochs=8, minibatches=4, hidden=(32, 32), learning_rate=1e-3, desired_kl=0.008, entropy_weight=0.0
+    ),
     max_iterations=150,
     cpu_envs=256,
 )

@@ -65,6 +65,12 @@ class Ppo:
         self._flat = FlatParameters(self._networks)
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
         self._adam = torch.optim.Adam([self._flat.values], lr=self._learning_rate, fused=True)
+        # Made here and not by Adam's first step, so that a checkpoint can be loaded into it at any time, in place.
+        self._adam.state[self._flat.values] = {
+            "step": torch.zeros((), device=device),
+            "exp_avg": torch.zeros_like(self._flat.gradient),
+            "exp_avg_sq": torch.zeros_like(self._flat.gradient),
+        }
 
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
         self._iteration = torch.zeros((), dtype=torch.int64, device=device)
@@ -139,9 +145,7 @@ class Ppo:
                 self.normalizers["critic"].merge(rollout.critic_obs[:-1])
             self._iteration += 1
             spread = self.log_std.exp().mean()
-            return torch.cat(
-                (rollout.log, torch.stack(losses).mean(0), self._learning_rate.view(1), spread.view(1))
-            )
+            return torch.cat((rollout.log, torch.stack(losses).mean(0), self._learning_rate.view(1), spread.view(1)))
 
     # Its parts
 
@@ -226,11 +230,10 @@ class Ppo:
         return fold_normalizer(self.actor, statistics.mean, statistics.std())
 
     def state(self) -> dict[str, Any]:
-        adam = self._adam.state.get(self._flat.values, {})
         return {
             "networks": {name: tensor.detach().clone() for name, tensor in self._networks.state_dict().items()},
             "normalizers": {group: statistics.state() for group, statistics in self.normalizers.items()},
-            "adam": {name: tensor.clone() for name, tensor in adam.items()},
+            "adam": {name: tensor.clone() for name, tensor in self._adam.state[self._flat.values].items()},
             "learning_rate": self._learning_rate.clone(),
             "iteration": self.iteration,
             "obs": {group: obs.clone() for group, obs in self._obs.items()},
@@ -239,10 +242,8 @@ class Ppo:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.load_policy(state)
-        if state["adam"]:
-            self._adam.state[self._flat.values] = {
-                name: tensor.to(self.env.device, copy=True) for name, tensor in state["adam"].items()
-            }
+        for name, tensor in self._adam.state[self._flat.values].items():
+            tensor.copy_(state["adam"][name])
         self._learning_rate.copy_(state["learning_rate"])
         self.iteration = state["iteration"]
         self._iteration.fill_(self.iteration)

@@ -1,0 +1,114 @@
+"""Steps per second of Paceline, of the bare physics, and of peers: what the benchmarks compare."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.config import PpoConfig
+from paceline.distributed.rank import use_threads
+from paceline.env.graph import capture
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Task
+from paceline.learners.ppo import Ppo
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+def paceline(
+    task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, warmup: int, engine: str = "auto"
+) -> dict[str, Any]:
+    """Collect and train; the seconds are those between the iteration's own marks, the device idle at its end."""
+    use_threads(device)
+    learner = Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0)
+    for _ in range(warmup):
+        learner.learn()
+    collection = 0.0
+    began = time.perf_counter()
+    for _ in range(iterations):
+        collection += learner.learn()["seconds/collect"]
+    seconds = time.perf_counter() - began
+    steps = num_envs * ppo.horizon * iterations
+    return {
+        "collect_steps_per_second": steps / collection,
+        "train_steps_per_second": steps / seconds,
+        "settings": asdict(ppo),
+    }
+
+
+def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
+    """Env steps/s of the physics alone: `steps` control steps as one graph and nothing else, the ceiling of it all."""
+    sim = RobotEnv(task, num_envs, "auto", device).sim
+    sim.ctrl.uniform_(-1.0, 1.0)
+
+    def work() -> None:
+        for _ in range(steps):
+            sim.step(task.decimation)
+            sim.sense()
+
+    replay = capture(work, device, warp=device.type == "cuda")
+    return num_envs * steps / seconds_per_call(replay, device, repeats)
+
+
+def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Mean over `repeats` calls, after three that warm up."""
+
+    def run(times: int) -> float:
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    run(3)
+    return run(repeats) / repeats
+
+
+def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterations: int, warmup: int) -> dict:
+    """mjlab's own cartpole task, in its own environment, with the same sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rate.json"
+        sizes = {
+            "num-envs": num_envs,
+            "horizon": ppo.horizon,
+            "epochs": ppo.epochs,
+            "minibatches": ppo.minibatches,
+            "iterations": iterations,
+            "warmup": warmup,
+            "device": device,
+            "output": output,
+        }
+        words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        words += ["--hidden", *map(str, ppo.hidden)]
+        peer_path = os.environ.get("PACELINE_PEER_PATH")
+        environment = os.environ | ({"PYTHONPATH": peer_path} if peer_path else {})
+        done = subprocess.run(
+            [python, HERE / "peers" / "mjlab_rate.py", *words], env=environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"mjlab failed:\n{done.stderr[-3000:]}")
+        return json.loads(output.read_text())
+
+
+def write(name: str, **figures: Any) -> None:
+    """The latest figures of a benchmark, with what they were measured on."""
+    versions = {package: version(package) for package in ("torch", "mujoco", "mujoco-warp", "warp-lang")}
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0))}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    heading = {"date": date.today().isoformat(), "machine": machine, "versions": versions}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(heading | figures, indent=2) + "\n")

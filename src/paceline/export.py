@@ -1,0 +1,125 @@
+"""A trained policy as one file for use elsewhere, its observation normaliser folded in."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from paceline import checkpoint
+from paceline.build import build
+from paceline.distributed.rank import this_rank
+from paceline.errors import UserError, unknown
+from paceline.run_dir import RunDir, write_atomically
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
+TOLERANCE = 1e-4
+
+
+def export(run: str, format: str, output: Path | None) -> Path:
+    """Write the policy, from observations [batch, n] to actions, and return the file.
+
+    ONNX names them "obs" and "actions"; what the policy is of is in its metadata, or in paceline.json inside the
+    TorchScript file.
+    """
+    if format not in SUFFIXES:
+        raise unknown("format", format, SUFFIXES)
+    opened = RunDir.open(run)
+    file = output or opened.path / f"policy{SUFFIXES[format]}"
+    _check_place(file, format)
+    config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=())
+    config.check()
+    saved = checkpoint.load(checkpoint.chosen(run, opened.checkpoints))["learner"]
+    env, learner = build(config, this_rank(()), num_envs=1)
+    learner.load_policy(saved)
+
+    policy = learner.policy().eval()
+    obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
+    about = {"task": config.task, "iteration": saved["iteration"], "control_seconds": env.control_seconds}
+    content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    except OSError as error:
+        raise UserError(f"cannot write --output {file}: {error.strerror}; choose another place") from None
+    return file
+
+
+def _onnx(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError:
+            raise UserError(
+                f"--format onnx needs the package {package}: pip install 'paceline[onnx]', or use --format torchscript"
+            ) from None
+    with _silence():
+        program = torch.onnx.export(
+            policy,
+            (obs,),
+            input_names=["obs"],
+            output_names=["actions"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    model.doc_string = f"Paceline policy for {about['task']} after {about['iteration']} iterations"
+    for key, value in about.items():
+        model.metadata_props.add(key=key, value=str(value))
+    content = model.SerializeToString()
+
+    # Only a check: whoever has no ONNX Runtime here can still export.
+    with contextlib.suppress(ModuleNotFoundError):
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        _compare(torch.from_numpy(session.run(["actions"], {"obs": obs.numpy()})[0]), policy(obs))
+    return content
+
+
+def _torchscript(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
+    buffer = io.BytesIO()
+    with _silence():
+        torch.jit.save(torch.jit.trace(policy, (obs,)), buffer, {"paceline.json": json.dumps(about)})
+        buffer.seek(0)
+        _compare(torch.jit.load(buffer)(obs), policy(obs))
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Torch's exporters log what they skip and warn about torch's own code."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _compare(exported: Tensor, trained: Tensor) -> None:
+    if not torch.allclose(exported, trained, rtol=TOLERANCE, atol=TOLERANCE):
+        worst = (exported - trained).abs().max().item()
+        raise RuntimeError(
+            f"the exported policy's actions differ from the trained one's by up to {worst:g}: nothing was written; "
+            "please report this, with the versions in the run's result.json"
+        )
+
+
+def _check_place(file: Path, format: str) -> None:
+    if file.suffix in set(SUFFIXES.values()) - {SUFFIXES[format]}:
+        raise UserError(f"--output {file} with --format {format}: give a name that ends in {SUFFIXES[format]}")
+    if file.exists() and not file.is_file():
+        raise UserError(f"--output {file} is there and is not a file: choose another name")

@@ -1,0 +1,28 @@
+import torch
+from torch import nn
+
+from paceline.distributed.gradients import FlatParameters
+
+
+def test_parameters_and_gradients_are_views_of_the_flat_buffers():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    twin.load_state_dict(module.state_dict())
+    flat = FlatParameters(module)
+    rows = torch.randn(5, 3)
+    module(rows).square().sum().backward()
+    twin(rows).square().sum().backward()
+    torch.testing.assert_close(flat.gradient, torch.cat([p.grad.flatten() for p in twin.parameters()]))
+    with torch.no_grad():
+        flat.values.zero_()
+    assert all(not parameter.any() for parameter in module.parameters())
+
+
+def test_clipping_keeps_the_direction_and_returns_the_norm():
+    module = nn.Linear(2, 1, bias=False)
+    flat = FlatParameters(module)
+    flat.gradient.copy_(torch.tensor([3.0, 4.0]))
+    assert flat.clip(1.0) == 5.0
+    torch.testing.assert_close(flat.gradient, torch.tensor([0.6, 0.8]))
+    flat.clip(10.0)
+    torch.testing.assert_close(flat.gradient, torch.tensor([0.6, 0.8]))

@@ -1,0 +1,193 @@
+"""Every task keeps to what a CUDA graph can hold; and the check refuses what it is there to refuse."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Worlds
+from paceline.tasks import registry
+from paceline.tasks.cartpole import Cartpole
+from tests.env.refuse_syncs import GuardedTask, RefusedError, RefuseHost, RefuseSyncs, run_refusing_syncs
+
+VALUES = torch.arange(6.0)
+MASK = VALUES > 2.0
+PLACES = torch.tensor([0, 2])
+
+SYNCS: dict[str, Callable[[], object]] = {
+    "if": lambda: 1 if MASK[0] else 2,
+    "not": lambda: not MASK[0],
+    "item": lambda: VALUES[0].item(),
+    "float": lambda: float(VALUES[0]),
+    "int": lambda: int(PLACES[0]),
+    "range": lambda: range(PLACES[1]),
+    "index by a tensor without dimension": lambda: VALUES[PLACES[0]],
+    "contains": lambda: 3.0 in VALUES,
+    "format": lambda: f"{VALUES[0]}",
+    "max as a number": lambda: max(VALUES),
+    "equal": lambda: torch.equal(VALUES, VALUES),
+    "allclose": lambda: torch.allclose(VALUES, VALUES),
+    "nonzero": lambda: VALUES.nonzero(),
+    "argwhere": lambda: VALUES.argwhere(),
+    "where with one argument": lambda: torch.where(MASK),
+    "read by mask": lambda: VALUES[MASK],
+    "read by mask of bytes": lambda: torch.ops.aten.index(VALUES, [MASK.byte()]),
+    "write by mask": lambda: VALUES.clone().__setitem__(MASK, 1.0),
+    "write tensor by mask": lambda: VALUES.clone().__setitem__(MASK, torch.ones(3)),
+    "add by mask": lambda: VALUES.index_put((MASK,), torch.ones(3), accumulate=True),
+    "read by mask beside a slice": lambda: torch.zeros(2, 6)[:, MASK],
+    "masked_select": lambda: VALUES.masked_select(MASK),
+    "unique": lambda: VALUES.unique(),
+    "unique_consecutive": lambda: VALUES.unique_consecutive(),
+    "bincount": lambda: PLACES.bincount(),
+    "repeat_interleave by a tensor": lambda: PLACES.repeat_interleave(PLACES),
+    "to another device": lambda: VALUES.to("meta"),
+    "copy to another device": lambda: torch.empty(6, device="meta").copy_(VALUES),
+}
+
+# On a CPU these run no kernel, or one that the engine may use too: only calls from a task are refused.
+HOST_WORK: dict[str, Callable[[], object]] = {
+    "numpy": lambda: VALUES.numpy(),
+    "asarray": lambda: np.asarray(VALUES),
+    "numpy function": lambda: np.stack([VALUES]),
+    "tolist": lambda: VALUES.tolist(),
+    "cpu": lambda: VALUES.cpu(),
+    "to cpu": lambda: VALUES.to("cpu"),
+    "to device cpu": lambda: VALUES.to(device="cpu"),
+    "tensor": lambda: torch.tensor([1.0, 2.0], device="cpu"),
+    "number as tensor": lambda: torch.tensor(1.0, device="cpu"),
+    "as_tensor": lambda: torch.as_tensor([1.0], device="cpu"),
+    "new_tensor": lambda: VALUES.new_tensor([1.0]),
+    "zeros without a device": lambda: torch.zeros(3),
+    "arange without a device": lambda: torch.arange(3),
+    "rand": lambda: torch.rand(3, device="cpu"),
+    "randn_like": lambda: torch.randn_like(VALUES),
+    "uniform_": lambda: VALUES.clone().uniform_(),
+}
+
+HARMLESS: dict[str, Callable[[], object]] = {
+    "where": lambda: torch.where(MASK, 0.0, VALUES),
+    "masked_fill": lambda: VALUES.masked_fill(MASK, 0.0),
+    "index by numbers": lambda: VALUES[PLACES],
+    "write by numbers": lambda: VALUES.clone().index_put_((PLACES,), VALUES[:2]),
+    "gather": lambda: VALUES.gather(0, PLACES),
+    "write to a slice": lambda: VALUES.clone().__setitem__(slice(0, 2), 1.0),
+    "any, kept as a tensor": lambda: MASK.any(),
+    "clamp, norm, stack": lambda: torch.stack((VALUES.clamp(-1.0, 1.0).norm(), VALUES.max())),
+    "another type": lambda: MASK.float().to(torch.float64),
+    "zeros on a device": lambda: torch.zeros(3, device=VALUES.device),
+    "like": lambda: torch.ones_like(VALUES).copy_(VALUES),
+    "length and shape": lambda: range(len(VALUES), VALUES.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_host_syncs_and_data_dependent_shapes_are_refused(name: str):
+    SYNCS[name]()
+    with RefuseSyncs(), pytest.raises(RefusedError):
+        SYNCS[name]()
+
+
+@pytest.mark.parametrize("name", HOST_WORK)
+def test_work_on_the_host_is_refused(name: str):
+    HOST_WORK[name]()
+    with RefuseHost(), pytest.raises(RefusedError):
+        HOST_WORK[name]()
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_work_on_the_device_is_let_through(name: str):
+    with RefuseSyncs(), RefuseHost():
+        HARMLESS[name]()
+
+
+class BranchingReward(Cartpole):
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        return super().reward(worlds, terminated) if terminated.any() else {"alive": (~terminated).float()}
+
+
+class MaskedObservation(Cartpole):
+    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
+        obs = torch.cat((worlds.qpos, worlds.qvel), dim=1)
+        obs[obs > 1.0] = 1.0
+        return {"policy": obs}
+
+
+class NumpyControl(Cartpole):
+    def control(self, worlds: Worlds) -> Tensor:
+        return torch.clamp(worlds.action, *np.quantile(worlds.action, (0.0, 1.0)).tolist())
+
+
+class RandomReset(Cartpole):
+    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        return super().reset(torch.rand_like(uniform))
+
+
+@pytest.mark.parametrize("task", [BranchingReward, MaskedObservation, NumpyControl, RandomReset])
+def test_a_task_that_could_not_be_captured_is_refused(task: type[Cartpole]):
+    env = RobotEnv(task(), 3)
+    env.step(torch.zeros(3, 1))
+    with pytest.raises(RefusedError):
+        run_refusing_syncs(task())
+
+
+class WritingReward(Cartpole):
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        worlds.qvel.mul_(0.5)
+        return super().reward(worlds, terminated)
+
+
+class NumpyTerminated(Cartpole):
+    def terminated(self, worlds: Worlds) -> Tensor:
+        return np.zeros(len(worlds.qpos), dtype=bool)  # pyright: ignore[reportReturnType]
+
+
+class WideReward(Cartpole):
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        return {name: term[:, None] for name, term in super().reward(worlds, terminated).items()}
+
+
+@pytest.mark.parametrize(
+    ("task", "complaint"),
+    [
+        (WritingReward, "reward wrote to .*qvel"),
+        (NumpyTerminated, "terminated is .*ndarray.*, not a tensor"),
+        (WideReward, "reward: alive has shape"),
+    ],
+)
+def test_a_task_that_breaks_its_contract_is_found(task: type[Cartpole], complaint: str):
+    with pytest.raises(AssertionError, match=complaint):
+        run_refusing_syncs(task())
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_task_can_be_captured(name: str):
+    happened = run_refusing_syncs(registry.find(name).task())
+    assert happened.terminated >= 1
+    assert happened.truncated >= 1
+    for function in ("control", "observe", "reward", "terminated", "reset"):
+        assert happened.calls[function] >= 64, function
+
+
+@dataclass(frozen=True)
+class Quiet(Cartpole):
+    """A task without its own terminations: what ends here is the env's doing."""
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        return torch.zeros_like(worlds.episode_step, dtype=torch.bool)
+
+
+def test_the_check_sees_a_failed_world_and_three_time_limits():
+    happened = run_refusing_syncs(Quiet(), worlds=6, steps=64)
+    assert (happened.terminated, happened.truncated) == (1, 3)
+
+
+def test_a_guarded_task_gives_what_the_task_gives():
+    plain, guarded = (RobotEnv(task, 4, seed=3) for task in (Cartpole(), GuardedTask(Cartpole())))
+    for i in range(50):
+        action = torch.full((4, 1), (-1.0) ** i)
+        assert torch.equal(plain.step(action).obs["policy"], guarded.step(action).obs["policy"])

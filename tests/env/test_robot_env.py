@@ -1,0 +1,366 @@
+"""The env's promises to a learner, on the C engine: exact numbers, so no tolerance anywhere but in sums."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.env import draw
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Task, Worlds
+from paceline.env.vec_env import Step
+from paceline.tasks.cartpole import Cartpole
+from tests.env.drift import Drift
+
+
+def actions_for(env: RobotEnv, steps: int, size: float = 1.0) -> list[Tensor]:
+    """By global world, so that a share of the worlds is pushed as it would be among all."""
+    world = torch.arange(env.first_world, env.first_world + env.num_envs)
+    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.actions))
+
+
+def run(env: RobotEnv, steps: int, size: float = 1.0) -> list[Step]:
+    return [env.step(action) for action in actions_for(env, steps, size)]
+
+
+def tensors(step: Step) -> dict[str, Tensor]:
+    parts = {f"obs/{name}": group for name, group in step.obs.items()}
+    parts |= {f"final_obs/{name}": group for name, group in step.final_obs.items()}
+    return parts | {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "log")}
+
+
+def assert_same(steps: list[Step], others: list[Step], rows: Any = slice(None), other_rows: Any = slice(None)) -> None:
+    """Bit by bit; with rows, in these worlds, and the log (a sum over worlds) is left out."""
+    assert len(steps) == len(others)
+    for i, (step, other) in enumerate(zip(steps, others, strict=True)):
+        for name, tensor in tensors(step).items():
+            if name == "log":
+                if rows == slice(None) == other_rows:
+                    assert torch.equal(tensor, other.log), f"log, step {i}"
+            else:
+                assert torch.equal(tensor[rows], tensors(other)[name][other_rows]), f"{name}, step {i}"
+
+
+def ended(step: Step) -> Tensor:
+    return step.terminated | step.truncated
+
+
+def test_one_step_is_decimation_steps_of_plain_mujoco():
+    task = Cartpole(decimation=5, start_angle=0.1)
+    env = RobotEnv(task, 3, seed=4)
+    model = task.model()
+    data = [mujoco.MjData(model) for _ in range(3)]
+    start = env.state()["sim/qpos"].numpy()
+    for world, d in enumerate(data):
+        d.qpos[:] = start[world]
+    for action in actions_for(env, 6, size=0.1):
+        assert not ended(env.step(action)).any()
+        for world, d in enumerate(data):
+            d.ctrl[:] = action[world].clamp(-1.0, 1.0).numpy()
+            mujoco.mj_step(model, d, nstep=5)
+            assert (env.state()["sim/qpos"][world].numpy() == d.qpos).all()
+            assert (env.state()["sim/qvel"][world].numpy() == d.qvel).all()
+
+
+def test_time_limit_cuts_every_episode_at_exactly_episode_steps():
+    env = RobotEnv(Drift(), 3)
+    assert env.episode_steps == 10
+    for i, step in enumerate(run(env, 35), start=1):
+        assert bool(step.truncated.all()) == bool(step.truncated.any()) == (i % 10 == 0)
+        assert not step.terminated.any()
+
+
+def test_each_world_has_its_own_time_limit():
+    env = RobotEnv(Drift(), 4)
+    state = env.state()
+    state["episode_step"] += torch.tensor([0, 3, 5, 9])
+    env.load_state(state)
+    cut = torch.stack([step.truncated for step in run(env, 12)])
+    assert [column.nonzero().flatten().tolist() for column in cut.T] == [[9], [6], [4], [0, 10]]
+
+
+@dataclass(frozen=True)
+class EndsAtTheLimit(Drift):
+    """The task ends an episode in the very step in which its time is up."""
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        return worlds.episode_step >= 10
+
+
+def test_an_end_at_the_time_limit_is_a_termination_only():
+    last = run(RobotEnv(EndsAtTheLimit(), 3), 10)[-1]
+    assert last.terminated.all()
+    assert not last.truncated.any()
+
+
+def test_termination_and_truncation_never_come_together():
+    steps = run(RobotEnv(Drift(wall=0.0), 64), 60)
+    assert sum(int(step.terminated.sum()) for step in steps) > 50
+    assert sum(int(step.truncated.sum()) for step in steps) > 50
+    assert not any((step.terminated & step.truncated).any() for step in steps)
+
+
+def test_worlds_that_end_start_anew_and_the_others_go_on_untouched():
+    task = Drift(wall=0.0, episode_seconds=10.0)
+    env = RobotEnv(task, 16, seed=5)
+    unending = run(RobotEnv(replace(task, wall=1e9), 16, seed=5), 12)
+    going, resets = torch.ones(16, dtype=torch.bool), 0
+    for i, step in enumerate(run(env, 12)):
+        # Numbers of step 0 went into the first episodes, those of this step into what starts now.
+        numbers = draw.uniform(5, torch.arange(16), torch.tensor(i), draw.Stream.RESET, 2)
+        qpos, qvel = task.reset(numbers)
+        fresh = torch.cat((qpos, qvel, torch.zeros(16, 3)), dim=1)
+        done = ended(step)
+        resets += int(done.sum())
+        assert torch.equal(step.obs["policy"][done], fresh[done])
+        assert torch.equal(step.obs["sensed"][done], qpos[done])
+        assert torch.equal(step.obs["policy"][~done], step.final_obs["policy"][~done])
+        # The final observation is of the state before the reset: where the block would be had there been no wall.
+        assert torch.equal(step.final_obs["policy"][going], unending[i].final_obs["policy"][going])
+        going &= ~done
+        assert torch.equal(step.obs["policy"][going], unending[i].obs["policy"][going])
+        assert torch.equal(step.obs["sensed"][going], unending[i].obs["sensed"][going])
+    assert 0 < int(going.sum()) < 16
+    assert resets > 5
+
+
+def test_sensors_are_fresh_in_observations():
+    for step in run(RobotEnv(Drift(wall=0.0), 16), 15):
+        assert torch.equal(step.obs["sensed"], step.obs["critic"])
+
+
+def test_last_action_is_the_one_before_and_both_are_zero_after_a_reset():
+    env = RobotEnv(Drift(), 2)
+    actions = actions_for(env, 10)
+    steps = [env.step(action) for action in actions]
+    for before, now, step in zip(actions, actions[1:], steps[1:], strict=False):
+        assert torch.equal(step.final_obs["policy"][:, 2:4], torch.cat((now, before), dim=1))
+    assert torch.equal(steps[-1].obs["policy"][:, 2:], torch.zeros(2, 3))
+
+
+def test_what_a_step_returned_is_never_written_to_again():
+    """A learner may keep what it got, even of a task that hands out the simulation's own memory."""
+    env = RobotEnv(Drift(wall=0.3), 8)
+    kept = [{f"obs/{name}": group for name, group in env.reset().items()}]
+    copies = [{name: tensor.clone() for name, tensor in kept[0].items()}]
+    for action in actions_for(env, 25):
+        kept.append(tensors(env.step(action)))
+        copies.append({name: tensor.clone() for name, tensor in kept[-1].items()})
+    env.reset()
+    for i, (now, then) in enumerate(zip(kept, copies, strict=True)):
+        for name, tensor in now.items():
+            assert torch.equal(tensor, then[name]), f"{name} of step {i} has changed"
+
+
+def test_log_sums_the_episodes_that_ended():
+    env = RobotEnv(Drift(wall=0.0), 24, seed=2)
+    names = ("episodes", "return", "length", "reward/place", "reward/crash", "failures", "overflows")
+    assert env.log_names == names
+    place, crash, length = torch.zeros(24), torch.zeros(24), torch.zeros(24)
+    for step in run(env, 40):
+        place += step.final_obs["policy"][:, 0]
+        crash -= 5.0 * step.terminated
+        length += 1
+        done = ended(step)
+        expected = torch.stack([total[done].sum() for total in (place + crash, length, place, crash)])
+        log = dict(zip(names, step.log.tolist(), strict=True))
+        assert log["episodes"] == done.sum()
+        assert log["length"] == expected[1]
+        assert log["failures"] == log["overflows"] == 0
+        for name, value in zip(("return", "reward/place", "reward/crash"), expected[[0, 2, 3]].tolist(), strict=True):
+            assert log[name] == pytest.approx(value, rel=1e-5, abs=1e-5)
+        for total in (place, crash, length):
+            total[done] = 0.0
+
+
+def test_reward_is_the_sum_of_its_terms():
+    env = RobotEnv(Drift(wall=0.0), 24)
+    for step in run(env, 12):
+        assert torch.allclose(step.reward, step.final_obs["policy"][:, 0] - 5.0 * step.terminated)
+
+
+def test_reset_starts_new_episodes_everywhere_and_forgets_the_running_ones():
+    env = RobotEnv(Drift(), 6, seed=3)
+    first = env.reset()["policy"]
+    run(env, 7)
+    second = env.reset()["policy"]
+    assert torch.equal(second[:, 2:], torch.zeros(6, 3))
+    assert (second != first)[:, :2].all()
+    assert torch.equal(env.sim.time, torch.zeros(6))
+    steps = run(env, 10)
+    assert not any(ended(step).any() for step in steps[:-1])
+    assert dict(zip(env.log_names, steps[-1].log.tolist(), strict=True))["length"] == 60
+
+
+def test_an_env_starts_as_if_it_had_been_reset():
+    made, reset = RobotEnv(Drift(), 5), RobotEnv(Drift(), 5)
+    first = reset.reset()
+    assert torch.equal(made.sim.qpos, first["critic"])
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
+def test_prefetching_changes_nothing(block: int):
+    plain, ahead = RobotEnv(Drift(wall=0.2), 8), RobotEnv(Drift(wall=0.2), 8)
+    expected = run(plain, 30)
+    taken = []
+    for i, action in enumerate(actions_for(ahead, 30)):
+        if i % block == 0:
+            ahead.prefetch(block)
+        taken.append(ahead.step(action))
+    assert_same(taken, expected)
+
+
+def test_prefetching_before_the_last_block_is_used_up_changes_nothing():
+    plain, ahead = RobotEnv(Drift(wall=0.2), 8), RobotEnv(Drift(wall=0.2), 8)
+    expected = run(plain, 20)
+    taken = []
+    for i, action in enumerate(actions_for(ahead, 20)):
+        if i in (0, 1, 5, 6, 13):
+            ahead.prefetch(4)
+        taken.append(ahead.step(action))
+    assert_same(taken, expected)
+
+
+@pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
+@pytest.mark.parametrize("after", [1, 7, 33])
+def test_a_loaded_state_continues_bit_by_bit(task: Task, after: int):
+    first = RobotEnv(task, 8, seed=6)
+    first.reset()
+    run(first, after)
+    saved = first.state()
+    first.prefetch(5)
+    actions = actions_for(first, 40)
+    expected = [first.step(action) for action in actions]
+    assert any(ended(step).any() for step in expected)
+
+    second = RobotEnv(task, 8, seed=6)
+    run(second, 3)
+    second.prefetch(50)
+    second.load_state(saved)
+    assert_same([second.step(action) for action in actions], expected)
+    final, other = first.state(), second.state()
+    assert final.keys() == other.keys()
+    for name, tensor in final.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_a_saved_state_is_a_copy():
+    env = RobotEnv(Drift(), 4)
+    run(env, 2)
+    saved = env.state()
+    copies = {name: tensor.clone() for name, tensor in saved.items()}
+    run(env, 15)
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, copies[name]), name
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e11, 1e200])
+@pytest.mark.parametrize("field", ["sim/qpos", "sim/qvel"])
+@pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
+def test_a_world_that_blows_up_ends_is_counted_and_harms_no_other(task: Task, field: str, value: float):
+    sound, poisoned = RobotEnv(task, 6, seed=8), RobotEnv(task, 6, seed=8)
+    for env in (sound, poisoned):
+        run(env, 3)
+    state = poisoned.state()
+    state[field][2] = value
+    poisoned.load_state(state)
+
+    expected, steps = run(sound, 30), run(poisoned, 30)
+    first = steps[0]
+    log = dict(zip(poisoned.log_names, first.log.tolist(), strict=True))
+    assert first.terminated[2]
+    assert not first.truncated[2]
+    assert log["failures"] == 1
+    assert log["episodes"] == 1 + int(ended(expected[0])[[0, 1, 3, 4, 5]].sum())
+    assert poisoned.sim.failures.tolist() == [0, 0, 1, 0, 0, 0]
+    assert first.reward[2] == 0.0
+    assert not first.final_obs["policy"][2].any()
+
+    others = [0, 1, 3, 4, 5]
+    assert_same(steps, expected, others, others)
+    for step in steps:
+        for name, tensor in tensors(step).items():
+            assert torch.isfinite(tensor).all(), name
+
+
+def test_a_failed_world_restarts_as_any_world_that_ends():
+    env = RobotEnv(Drift(), 3, seed=8)
+    state = env.state()
+    state["sim/qvel"][1] = torch.nan
+    env.load_state(state)
+    step = env.step(torch.zeros(3, 1))
+    qpos, qvel = Drift().reset(draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
+    assert torch.equal(step.obs["policy"][1], torch.cat((qpos[1], qvel[1], torch.zeros(3))))
+
+
+def test_an_action_that_is_not_a_number_fails_its_world_only():
+    sound, poisoned = RobotEnv(Drift(), 4), RobotEnv(Drift(), 4)
+    expected = run(sound, 8)
+    actions = actions_for(poisoned, 8)
+    actions[2][1] = torch.nan
+    steps = [poisoned.step(action) for action in actions]
+    assert [int(step.terminated.sum()) for step in steps] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert steps[2].terminated[1]
+    assert_same(steps, expected, [0, 2, 3], [0, 2, 3])
+    for step in steps:
+        for name, tensor in tensors(step).items():
+            assert torch.isfinite(tensor).all(), name
+
+
+@dataclass(frozen=True)
+class FaultyReward(Drift):
+    """Gives no number in a world that is sound, for a moment."""
+
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        return {"faulty": torch.where(worlds.qpos[:, 0] > self.wall, torch.nan, 1.0)}
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        return torch.zeros_like(worlds.qpos[:, 0], dtype=torch.bool)
+
+
+def test_a_reward_that_is_not_a_number_stays_in_its_episode():
+    env = RobotEnv(FaultyReward(wall=0.5, episode_seconds=0.2), 2)
+    state = env.state()
+    state["sim/qpos"][1], state["episode_step"][1] = 0.6, 2
+    env.load_state(state)
+    returns = [step.log[1].item() for step in run(env, 13, size=0.0)]
+    ends = {2: torch.nan, 4: 5.0, 7: 5.0, 9: 5.0, 12: 5.0}
+    assert [value if i in ends else 0.0 for i, value in enumerate(returns)] == pytest.approx(returns, nan_ok=True)
+    assert [returns[i] for i in ends] == pytest.approx(list(ends.values()), nan_ok=True)
+
+
+@pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
+def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
+    whole = run(RobotEnv(task, 7, seed=9), 60)
+    shares = [run(RobotEnv(task, count, seed=9, first_world=first), 60) for first, count in ((0, 2), (2, 5))]
+    assert_same(shares[0], whole, slice(None), slice(0, 2))
+    assert_same(shares[1], whole, slice(0, 5), slice(2, 7))
+    assert sum(int(ended(step).sum()) for step in whole) > 7
+
+
+def test_worlds_and_seeds_start_differently():
+    one, other = (RobotEnv(Drift(), 8, seed=seed).reset()["critic"] for seed in (1, 2**32 + 1))
+    assert len({*one.flatten().tolist(), *other.flatten().tolist()}) == 16
+
+
+def test_gradients_of_actions_end_at_the_env():
+    env = RobotEnv(Drift(), 3)
+    weight = torch.ones((), requires_grad=True)
+    for action in actions_for(env, 12):
+        step = env.step(action * weight)
+    assert not any(tensor.requires_grad for tensor in tensors(step).values())
+    assert not any(tensor.requires_grad for tensor in env.state().values())
+
+
+def test_steps_under_inference_mode_and_outside_mix():
+    """rsl_rl and others collect under inference mode, and then evaluate outside it."""
+    env, plain = RobotEnv(Drift(wall=0.2), 4), RobotEnv(Drift(wall=0.2), 4)
+    taken = []
+    for i, action in enumerate(actions_for(env, 24)):
+        with torch.inference_mode(i % 6 < 3):
+            env.prefetch(2)
+            taken.append(env.step(action))
+    assert_same(taken, run(plain, 24))

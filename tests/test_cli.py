@@ -1,0 +1,181 @@
+"""The command line as a user meets it: real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PACELINE = [sys.executable, "-m", "paceline"]
+SMALL = ["--num-envs", "8", "--ppo.horizon", "8", "--ppo.hidden", "8"]
+
+
+def paceline(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PACELINE, *words], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def file_in_the_way(tmp_path: Path) -> Path:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    return file
+
+
+BAD = {
+    "no such command": (["trian", "cartpole"], ["'trian'", "did you mean 'train'"]),
+    "no task": (["train"], ["no task given", "paceline tasks"]),
+    "unknown task": (["train", "cartpol"], ["'cartpol'", "did you mean 'cartpole'"]),
+    "unknown learner": (["train", "cartpole", "--learner", "ppp"], ["'ppp'", "choose from ppo"]),
+    "unknown engine": (["train", "cartpole", "--engine", "bullet"], ["'bullet'", "mujoco, warp"]),
+    "unknown logger": (["train", "cartpole", "--logger", "paper"], ["'paper'", "none, tensorboard"]),
+    "unknown option": (["train", "cartpole", "--num-env", "4"], ["'--num-env'", "did you mean '--num-envs'"]),
+    "unknown task option": (["train", "cartpole", "--env.gravity", "4"], ["'--env.gravity'", "--env."]),
+    "stray word": (["train", "cartpole", "ant"], ["'ant'"]),
+    "no worlds": (["train", "cartpole", "--num-envs", "0"], ["--num-envs 0", "at least 1"]),
+    "negative iterations": (["train", "cartpole", "--max-iterations", "-3"], ["--max-iterations -3", "at least 1"]),
+    "uneven minibatches": (["train", "cartpole", "--ppo.minibatches", "7"], ["--ppo.minibatches 7", "divide"]),
+    "bad discount": (["train", "cartpole", "--ppo.discount", "1.5"], ["--ppo.discount 1.5", "between 0 and 1"]),
+    "negative seed": (["train", "cartpole", "--seed", "-1"], ["--seed -1"]),
+    "missing GPU": (["train", "cartpole", "--gpu-ids", "3"], ["--gpu-ids 3", "no such GPU"]),
+    "odd GPU": (["train", "cartpole", "--gpu-ids", "first"], ["--gpu-ids first", "all, or none"]),
+    "resume nothing": (["train", "--resume", "auto"], ["no run with a checkpoint under runs"]),
+    "resume a missing run": (["train", "--resume", "runs/none"], ["no run at runs/none"]),
+    "run directory is a file": (["train", "cartpole", "--run-dir", "file/run"], ["file", "--run-dir"]),
+    "distributed alone": (["train", "cartpole", "--distributed"], ["torch.distributed.run"]),
+    "play nothing": (["play", "nowhere"], ["no run at nowhere"]),
+    "export nothing": (["export", "nowhere"], ["no run at nowhere"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line_exit_2_and_nothing_left_behind(case: str, tmp_path: Path, file_in_the_way: Path):
+    words, said = BAD[case]
+    done = paceline(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in said:
+        assert part in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == [file_in_the_way]
+    assert file_in_the_way.read_text() == "mine"
+
+
+@pytest.mark.parametrize("value", ["many", "3.5"])
+def test_a_value_of_the_wrong_type_exits_2(value: str, tmp_path: Path):
+    done = paceline("train", "cartpole", "--num-envs", value, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--num-envs" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unwritable_run_directory_is_refused(tmp_path: Path):
+    # /proc refuses new directories to everyone, root included.
+    done = paceline("train", "cartpole", "--run-dir", "/proc/paceline", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "/proc" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_run_directory_in_use_is_not_touched(tmp_path: Path, file_in_the_way: Path):
+    done = paceline("train", "cartpole", "--run-dir", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "not empty" in done.stderr
+    assert "--resume" in done.stderr
+    assert list(tmp_path.iterdir()) == [file_in_the_way]
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["train", "cartpole"], ["tasks"], ["play"], ["export"]])
+def test_help_comes_with_every_command(command: list[str], tmp_path: Path):
+    done = paceline(*command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "paceline" in done.stdout
+    if command == ["train", "cartpole"]:
+        assert "--env.force-newtons" in done.stdout
+        assert "--ppo.horizon" in done.stdout
+
+
+def test_train_then_resume_then_tasks(tmp_path: Path):
+    done = paceline("train", "cartpole", *SMALL, "--max-iterations", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs" / "cartpole").iterdir()
+    for shown in (
+        "completed after 3 iterations",
+        str(run.relative_to(tmp_path)),
+        "paceline play",
+        "tensorboard --logdir",
+    ):
+        assert shown in done.stdout
+    done = paceline("train", "--resume", "auto", "--max-iterations", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((run / "result.json").read_text())
+    assert (result["iterations"], result["num_envs"]) == (5, 8)
+    assert "cartpole" in paceline("tasks", cwd=tmp_path).stdout
+
+
+def test_isaac_lab_spellings_are_understood(tmp_path: Path):
+    words = ["--task=cartpole", "--headless", "--num_envs", "8", "--max_iterations", "1", "--run-dir", "run"]
+    done = paceline("train", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_envs"] == 8
+
+
+def test_warp_is_not_imported_on_a_cpu(tmp_path: Path):
+    script = (
+        "import sys; sys.argv = ['paceline', 'train', 'cartpole', '--num-envs', '4', '--max-iterations', '1']\n"
+        "from paceline.cli import main\n"
+        "try: main()\n"
+        "finally: assert not [name for name in sys.modules if name.split('.')[0] in ('warp', 'mujoco_warp')]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def start_and_interrupt(cwd: Path, *words: str) -> subprocess.Popen[str]:
+    """A training process, sent SIGINT once its run directory holds events."""
+    process = subprocess.Popen(
+        [*PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(cwd.glob("run/tensorboard/*")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    return process
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--num-envs", "16"], ["--num-envs", "1024", "--ppo.horizon", "512"]],
+    ids=["short iterations", "an iteration of many seconds"],
+)
+def test_ctrl_c_ends_with_a_checkpoint_to_resume_from(words: list[str], tmp_path: Path):
+    process = start_and_interrupt(tmp_path, *words)
+    asked = time.monotonic()
+    stdout, stderr = process.communicate(timeout=60)
+    # Two seconds on an idle machine; the bound here leaves room for a busy one.
+    assert time.monotonic() - asked < 10
+    assert process.returncode == 130, stderr
+    assert "paceline train --resume run" in stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    done = paceline("train", "--resume", "run", "--max-iterations", str(result["iterations"] + 1), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
+    process = start_and_interrupt(tmp_path, "--num-envs", "4096", "--ppo.horizon", "64")
+    os.kill(process.pid, signal.SIGINT)
+    asked = time.monotonic()
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert time.monotonic() - asked < 1.0

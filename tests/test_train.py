@@ -1,0 +1,114 @@
+"""A run from start to end: files, resume, faults."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline import checkpoint
+from paceline.config import PpoConfig, TrainConfig
+from paceline.errors import UserError
+from paceline.run_dir import RunDir
+from paceline.train import TrainingFailedError, train
+
+CONFIG = TrainConfig(
+    task="cartpole",
+    env={},
+    num_envs=12,
+    max_iterations=20,
+    seed=5,
+    checkpoint_every=10,
+    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+)
+QUIET = Console(quiet=True)
+
+
+def run(path: Path, iterations: int, resume: bool = False, **changes) -> RunDir:
+    directory = RunDir(path)
+    config = dataclasses.replace(CONFIG, max_iterations=iterations, **changes)
+    train(config, directory, QUIET, checkpoint.newest(directory.checkpoints) if resume else None)
+    return directory
+
+
+def flat(state: dict, prefix: str = "") -> dict:
+    leaves = {}
+    for key, value in state.items():
+        leaves |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
+
+
+def scalars(directory: RunDir) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(directory.tensorboard))
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if not name.startswith(("seconds/", "speed/"))]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+
+
+def test_resuming_is_bit_exact(tmp_path: Path):
+    whole = run(tmp_path / "whole", 20)
+    parts = run(tmp_path / "parts", 10)
+    run(tmp_path / "parts", 20, resume=True)
+    ours, theirs = (flat(checkpoint.load(checkpoint.newest(d.checkpoints))) for d in (whole, parts))
+    assert ours.keys() == theirs.keys()
+    assert {"learner/adam/exp_avg", "learner/normalizers/policy/mean", "learner/env/sim/qacc_warmstart"} <= ours.keys()
+    for name, value in ours.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, theirs[name]), name
+        elif name != "totals/seconds":
+            assert value == theirs[name], name
+    assert scalars(whole) == scalars(parts)
+    assert [step for step, _ in scalars(parts)["loss/value"]] == list(range(1, 21))
+
+
+def test_another_seed_gives_another_run(tmp_path: Path):
+    one, other = run(tmp_path / "one", 2), run(tmp_path / "other", 2, seed=6)
+    first, second = (checkpoint.load(checkpoint.newest(d.checkpoints))["learner"]["networks"] for d in (one, other))
+    assert not torch.equal(first["actor.0.weight"], second["actor.0.weight"])
+
+
+def test_a_finished_run_leaves_what_the_readme_says(tmp_path: Path):
+    directory = run(tmp_path / "run", 20)
+    result = json.loads(directory.result_file.read_text())
+    assert result["status"] == "completed"
+    assert result["env_steps"] == 20 * 12 * 8
+    assert result["total_envs"] == 12
+    assert (result["engine"], result["device"], result["world_size"]) == ("mujoco", "cpu", 1)
+    assert result["steps_per_second"] > 0
+    assert result["mean_return"] is not None
+    assert {"torch", "mujoco", "paceline"} <= result["versions"].keys()
+    assert directory.config() == CONFIG
+    assert len(checkpoint.listing(directory.checkpoints)) == 2
+
+
+def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_checkpoint(tmp_path: Path):
+    directory = run(tmp_path / "run", 15)
+    earlier = checkpoint.listing(directory.checkpoints)[0]
+    assert earlier.name == "iteration_00000010.safetensors"
+    train(dataclasses.replace(CONFIG, max_iterations=18), directory, QUIET, earlier)
+    assert [step for step, _ in scalars(directory)["loss/value"]] == list(range(1, 19))
+    assert [file.name for file in checkpoint.listing(directory.checkpoints)][-1] == "iteration_00000018.safetensors"
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
+    ppo = dataclasses.replace(CONFIG.ppo, learning_rate=1e30, desired_kl=0.0)
+    with pytest.raises(TrainingFailedError, match="smaller --ppo.learning-rate"):
+        run(tmp_path / "run", 20, ppo=ppo)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "became" in result["cause"]
+
+
+def test_a_checkpoint_of_other_sizes_is_refused_with_the_remedy(tmp_path: Path):
+    run(tmp_path / "run", 2)
+    with pytest.raises(UserError, match="--num-envs 12"):
+        run(tmp_path / "run", 4, resume=True, num_envs=16)
+
+
+def test_a_finished_run_asks_for_more_iterations(tmp_path: Path):
+    run(tmp_path / "run", 2)
+    with pytest.raises(UserError, match="done 2 iterations already"):
+        run(tmp_path / "run", 2, resume=True)
