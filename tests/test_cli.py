@@ -1,7 +1,6 @@
 """The command line as a user meets it: real processes."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -170,12 +169,3 @@ def test_ctrl_c_ends_with_a_checkpoint_to_resume_from(words: list[str], tmp_path
     assert result["status"] == "interrupted"
     done = paceline("train", "--resume", "run", "--max-iterations", str(result["iterations"] + 1), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
-    process = start_and_interrupt(tmp_path, "--num-envs", "4096", "--ppo.horizon", "64")
-    os.kill(process.pid, signal.SIGINT)
-    asked = time.monotonic()
-    process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert time.monotonic() - asked < 1.0

@@ -95,7 +95,7 @@ def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_che
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
     ppo = dataclasses.replace(CONFIG.ppo, learning_rate=1e30, desired_kl=0.0)
-    with pytest.raises(TrainingFailedError, match="smaller --ppo.learning-rate"):
+    with pytest.raises(TrainingFailedError, match=r"smaller --ppo\.learning-rate"):
         run(tmp_path / "run", 20, ppo=ppo)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"

@@ -128,14 +128,15 @@ class Camera:
         self._rectangle = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)
         self._gl = self._context = None
+        context_class = _gl_context_class()
         try:
-            self._gl = _gl_context_class()(width, height)
+            self._gl = context_class(width, height)
             self._gl.make_current()
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         except Exception as error:
             # Each GL library fails in its own way, down to AttributeError from a library that is not there.
             self.close()
-            raise _cannot_render(f"MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} failed: {_last_line(error)}") from None
+            raise _cannot_draw(f"{context_class.__module__} says: {error}") from None
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
     def picture(self, world: mujoco.MjData) -> np.ndarray:
@@ -188,18 +189,15 @@ def _working_gl_library() -> str:
         environment = os.environ | {"MUJOCO_GL": library}
         if subprocess.run([sys.executable, "-c", trial], env=environment, capture_output=True).returncode == 0:
             return library
-    raise _cannot_render(f"none of {', '.join(candidates)} works here")
+    raise _cannot_draw(f"none of {', '.join(candidates)} works here")
 
 
-def _cannot_render(why: str) -> UserError:
+def _cannot_draw(why: str) -> UserError:
+    why = " ".join(why.split()).rstrip(".")
     return UserError(
         f"cannot draw without a screen: {why}; on Debian and Ubuntu: apt-get install {RENDERING_PACKAGES} "
         "(or libosmesa6), elsewhere the packages for libEGL, libOpenGL and Mesa's software driver"
     )
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _encode(pictures: Iterator[np.ndarray], width: int, height: int, rate: Fraction) -> bytes:

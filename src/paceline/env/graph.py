@@ -41,13 +41,7 @@ class _Graph(Generic[T]):
         # On the stream of the capture to come, because allocations and library handles belong to a stream.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            if self._warp:
-                import warp as wp
-
-                with wp.ScopedStream(wp.stream_from_torch(self._stream)):
-                    result = self._work()
-            else:
-                result = self._work()
+            result = self._work()
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
@@ -60,10 +54,11 @@ class _Graph(Generic[T]):
     def _work_with_warp(self) -> T:
         import warp as wp
 
-        # Warp must be told of a capture that torch began, on one and the same stream object.
-        stream = wp.stream_from_torch(self._stream)
-        with wp.ScopedStream(stream, sync_enter=False, sync_exit=False):
-            wp.capture_begin(stream=stream, external=True)
-            result = self._work()
-            wp.capture_end(stream=stream)
+        from paceline.sim.warp_sim import warp_stream
+
+        # Warp must be told of a capture that torch began.
+        stream = warp_stream(self._stream)
+        wp.capture_begin(stream=stream, external=True)
+        result = self._work()
+        wp.capture_end(stream=stream)
         return result

@@ -45,11 +45,11 @@ class RobotEnv:
         self._reset_worlds(torch.ones_like(self.sim.failed))
         self._episode.zero_()
         self._steps += 1
-        return self.task.observe(self._worlds())
+        return self._observe()
 
     def step(self, actions: Tensor) -> Step:
         self._last_action.copy_(self._action)
-        self._action.copy_(actions)
+        self._action.copy_(actions.detach())
         self.sim.ctrl.copy_(self.task.control(self._worlds()))
         self.sim.step(self.task.decimation)
         self._episode_step += 1
@@ -67,8 +67,7 @@ class RobotEnv:
 
         self._reset_worlds(done)
         self._steps += 1
-        obs = self.task.observe(self._worlds())
-        return Step(obs, reward, terminated, truncated, final_obs, log)
+        return Step(self._observe(), reward, terminated, truncated, final_obs, log)
 
     def prefetch(self, steps: int) -> None:
         step = self._steps + torch.arange(steps, device=self.device)[:, None]
@@ -98,14 +97,18 @@ class RobotEnv:
     def _worlds(self) -> Worlds:
         return Worlds(self.sim, self._action, self._last_action, self._episode_step)
 
+    def _observe(self) -> dict[str, Tensor]:
+        """Fresh tensors, also where the task hands out the simulation's own."""
+        return {name: obs.clone() for name, obs in self.task.observe(self._worlds()).items()}
+
     def _log(self, reward: Tensor, terms: Tensor, done: Tensor) -> Tensor:
         """Add this step to the running episodes; return the sums over those that end."""
         ones = torch.ones_like(reward)
         self._episode[:, 1:] += torch.cat((torch.stack((reward, ones), dim=1), terms), dim=1)
         self._episode[:, 0] = 1.0
-        ended = done.float()
-        sums = ended @ self._episode
-        self._episode *= (1.0 - ended)[:, None]
+        # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever, and in every sum.
+        sums = _zero_where(~done, self._episode).sum(0)
+        self._episode.masked_fill_(done[:, None], 0.0)
         faults = torch.stack((self.sim.failed.sum(), self.sim.overflowed.sum())).float()
         return torch.cat((sums, faults))
 
@@ -116,12 +119,11 @@ class RobotEnv:
         self._taken += 1
         self.sim.reset(done, *self.task.reset(numbers))
         self.sim.sense()
-        going = ~done
-        self._episode_step *= going
-        self._action *= going[:, None]
-        self._last_action *= going[:, None]
+        self._episode_step.masked_fill_(done, 0)
+        self._action.masked_fill_(done[:, None], 0.0)
+        self._last_action.masked_fill_(done[:, None], 0.0)
 
 
 def _zero_where(mask: Tensor, values: Tensor) -> Tensor:
-    """`values` [world, n] with the rows of `mask` replaced, so that a NaN cannot spread."""
-    return torch.where(mask[:, None], 0.0, values)
+    """`values` [world, ...] with the rows of `mask` replaced, so that a NaN cannot spread."""
+    return values.masked_fill(mask.view(-1, *[1] * (values.dim() - 1)), 0)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def mlp(
     """A multi-layer perceptron with orthogonal weights; `last_gain` scales the output layer's."""
     layers: list[nn.Module] = []
     widths = (inputs, *hidden, outputs)
-    for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (before, after) in enumerate(pairwise(widths)):
         linear = nn.Linear(before, after)
         last = i == len(hidden)
         nn.init.orthogonal_(linear.weight, last_gain if last else math.sqrt(2.0), generator=generator)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import sys
 
 import mujoco
 import numpy as np
@@ -13,6 +14,7 @@ from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import STATE_FIELDS, blew_up
 
 _OVERFLOW_WARNINGS = (mujoco.mjtWarning.mjWARN_CONTACTFULL.value, mujoco.mjtWarning.mjWARN_CNSTRFULL.value)
+_BAD_CONTROL_WARNING = mujoco.mjtWarning.mjWARN_BADCTRL.value
 
 
 class MujocoSim:
@@ -24,6 +26,8 @@ class MujocoSim:
         # Without this flag a world that blows up resets itself silently and nobody counts it.
         model = copy.copy(model)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
+        if mujoco.get_mju_user_warning() is None:
+            mujoco.set_mju_user_warning(_print_unless_counted)
         self.model, self.worlds, self.device = model, worlds, torch.device("cpu")
         self._batch = Batch(model, worlds, threads or len(os.sched_getaffinity(0)))
         self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
@@ -53,41 +57,49 @@ class MujocoSim:
         self.sense()
 
     def step(self, substeps: int) -> None:
-        for live, given in self._inward:
-            live.copy_(given)
+        self._take_inputs()
         raised = _call(self._batch.step, nstep=substeps)
         for shown, live in self._outward:
             shown.copy_(live)
-        self.sensordata.numpy()[...] = self._sensed
-        self.failed = blew_up(self.qpos, self.qvel)
+        self._show_sensors(slice(None))
+        counts = self._warnings[:, :, 1]
+        # The engine puts zero in place of a control that is not finite, and goes on; MuJoCo Warp fails, so we do too.
+        self.failed = blew_up(self.qpos, self.qvel) | torch.from_numpy(counts[:, _BAD_CONTROL_WARNING] > 0)
         if len(raised):
             self.failed[raised] = True
         self.failures += self.failed
-        self._count_overflows()
-
-    def _count_overflows(self) -> None:
-        counts = self._warnings[:, _OVERFLOW_WARNINGS, 1]
-        self.overflowed = torch.from_numpy(counts.any(1))
-        if counts.any():
-            self.overflows += self.overflowed
-            self._warnings[:, _OVERFLOW_WARNINGS, 1] = 0
+        self.overflowed = torch.from_numpy(counts[:, _OVERFLOW_WARNINGS].any(1))
+        self.overflows += self.overflowed
+        counts[...] = 0
 
     def sense(self) -> None:
         # A model without such sensors needs no pass at all: the next step computes its own kinematics.
         if not len(self._fresh):
             return
+        self._take_inputs()
         _call(self._batch.forward, stage=mujoco.mjtStage.mjSTAGE_VEL.value)
-        self.sensordata.numpy()[:, self._fresh] = self._sensed[:, self._fresh]
+        self._show_sensors(self._fresh)
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         worlds = np.flatnonzero(mask.numpy())
         if not len(worlds):
             return
+        self._take_inputs()
         self._batch.reset(worlds, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         self._rows["qpos"][worlds] = qpos.numpy()[worlds]
         self._rows["qvel"][worlds] = qvel.numpy()[worlds]
         self._show()
         self.sensordata.numpy()[np.ix_(worlds, self._of_forces)] = 0.0
+
+    def _take_inputs(self) -> None:
+        """What the task wrote since the last call becomes the engine's."""
+        for live, given in self._inward:
+            live.copy_(given)
+
+    def _show_sensors(self, columns: slice | np.ndarray) -> None:
+        # A failed world's values may be too large for float32; infinity is right, and no cause for a warning.
+        with np.errstate(over="ignore"):
+            self.sensordata.numpy()[:, columns] = self._sensed[:, columns]
 
     def _show(self) -> None:
         for shown, live in self._outward:
@@ -98,8 +110,7 @@ class MujocoSim:
     def state(self) -> dict[str, Tensor]:
         counts = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
         fields = {f"field/{name}": field for name, field in self._fields.items()}
-        for live, given in self._inward:
-            live.copy_(given)
+        self._take_inputs()
         return {name: tensor.clone() for name, tensor in (self._live | counts | fields).items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -110,12 +121,15 @@ class MujocoSim:
             field.copy_(state[f"field/{name}"])
         if self._fields:
             self.refresh_constants()
+        self._warnings[:, :, 1] = 0
         self.sense()
         self.sensordata.copy_(state["sensordata"])
         self.failures.copy_(state["failures"])
         self.overflows.copy_(state["overflows"])
 
     def field(self, name: str) -> Tensor:
+        if name not in self._fields:
+            raise KeyError(f"model field {name!r} is not per world; those that are: {tuple(self._fields)}")
         return self._fields[name]
 
     def refresh_constants(self) -> None:
@@ -131,3 +145,9 @@ def _call(function, **arguments) -> np.ndarray:
     except SimulationError as error:
         return error.ids
     return np.empty(0, dtype=np.int64)
+
+
+def _print_unless_counted(message: str) -> None:
+    """By default MuJoCo prints a line, and adds it to MUJOCO_LOG.TXT, for every world that fails or overflows."""
+    if "Time = " not in message:
+        print(f"MuJoCo: {message}", file=sys.stderr)

@@ -128,6 +128,12 @@ def make_sim(
         from paceline.sim.mujoco_sim import MujocoSim
 
         return MujocoSim(model, worlds, per_world_fields)
-    from paceline.sim.warp_sim import WarpSim
+    try:
+        from paceline.sim.warp_sim import WarpSim
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"engine 'warp' needs {error.name}, which is not installed: pip install 'paceline[gpu]', "
+            "or train on the CPU with --gpu-ids none"
+        ) from None
 
     return WarpSim(model, worlds, device, per_world_fields, contacts_per_world, constraints_per_world)

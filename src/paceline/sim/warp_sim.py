@@ -1,5 +1,8 @@
 """MuJoCo Warp: worlds on a GPU (or, for parity tests, on the CPU), capturable into a CUDA graph."""
 
+from contextlib import AbstractContextManager
+from functools import cache
+
 import mujoco
 import mujoco_warp as mjw
 import torch
@@ -13,6 +16,23 @@ from paceline.sim.simulation import STATE_FIELDS, blew_up
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
 
 _OVERFLOWS = int(mjw.OverflowType.ALL) & ~int(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
+
+
+def on_torch_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, Warp launches its kernels on torch's current stream, so that neither has to wait for the other."""
+    if device.type == "cpu":
+        return wp.ScopedDevice("cpu")
+    return wp.ScopedStream(warp_stream(torch.cuda.current_stream(device)), sync_enter=False, sync_exit=False)
+
+
+def warp_stream(stream: torch.cuda.Stream) -> wp.Stream:
+    """Warp's name for a torch stream: always the same object, as a capture needs it."""
+    return _warp_stream(str(stream.device), stream.cuda_stream)
+
+
+@cache
+def _warp_stream(device: str, handle: int) -> wp.Stream:
+    return wp.Stream(device, cuda_stream=handle)
 
 
 class WarpSim:
@@ -31,10 +51,9 @@ class WarpSim:
             raise ValueError("MuJoCo Warp steps in two halves, which RK4 does not have: use implicitfast or Euler")
         wp.config.log_level = wp.LOG_WARNING
         self.model, self.worlds, self.device = model, worlds, device
-        self._device = wp.device_from_torch(device)
         self._per_world_fields = per_world_fields
-        batched = {name: worlds for name in per_world_fields + _DERIVED_FIELDS} if per_world_fields else {}
-        with wp.ScopedDevice(self._device):
+        batched = dict.fromkeys(per_world_fields + _DERIVED_FIELDS, worlds) if per_world_fields else {}
+        with on_torch_stream(self.device):
             self._model = mjw.put_model(model, batch_sizes=batched)
             # Overflows are counted per world instead of printed from inside the kernels.
             self._model.opt.warn_overflow = 0
@@ -60,7 +79,7 @@ class WarpSim:
         self.sense()
 
     def step(self, substeps: int) -> None:
-        with wp.ScopedDevice(self._device):
+        with on_torch_stream(self.device):
             mjw.step2(self._model, self._data)
             for _ in range(substeps - 1):
                 mjw.step1(self._model, self._data)
@@ -75,7 +94,7 @@ class WarpSim:
 
     def sense(self) -> None:
         # The first half of the next physics step, so this costs nothing.
-        with wp.ScopedDevice(self._device):
+        with on_torch_stream(self.device):
             mjw.step1(self._model, self._data)
         if not self._all_fresh:
             torch.where(self._fresh, self._sensed, self.sensordata, out=self.sensordata)
@@ -110,5 +129,5 @@ class WarpSim:
         return wp.to_torch(getattr(self._model, name))
 
     def refresh_constants(self) -> None:
-        with wp.ScopedDevice(self._device):
+        with on_torch_stream(self.device):
             mjw.set_const(self._model, self._data)

@@ -36,8 +36,6 @@ class Cartpole:
           <option timestep="{1.0 / self.physics_hz!r}" integrator="implicitfast"><flag contact="disable"/></option>
           <visual>
             <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
-            <map shadowclip="2.5"/>
-            <rgba haze=".86 .9 .95 1"/>
             <global offwidth="1280" offheight="720"/>
           </visual>
           <asset>
@@ -48,7 +46,7 @@ class Cartpole:
           <worldbody>
             <light directional="true" pos="0 0 5" dir="-.25 .45 -1" diffuse=".65 .65 .65" specular=".1 .1 .1"/>
             <camera name="track" pos="0 -5.6 3.1" xyaxes="1 0 0 0 .17 1" fovy="47"/>
-            <geom name="floor" type="plane" pos="0 0 1.2" size="0 0 1" material="tiles" contype="0" conaffinity="0"/>
+            <geom name="floor" type="plane" pos="0 0 1.2" size="12 12 1" material="tiles" contype="0" conaffinity="0"/>
             <geom name="rail" type="capsule" fromto="-4 0 2 4 0 2" size=".03" rgba=".5 .55 .6 1"/>
             <body name="cart" pos="0 0 2">
               <joint name="slider" type="slide" axis="1 0 0"/>

@@ -7,6 +7,7 @@ random numbers are functions of (seed, world, step), so k ranks with N/k worlds 
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -287,5 +288,4 @@ class _Clock:
 
     def laps(self) -> list[float]:
         """To be called once the device is known to be done."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairs]
+        return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
