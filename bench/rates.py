@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.config import PpoConfig
-from paceline.distributed.rank import use_threads
+from paceline.distributed.rank import tune_torch
 from paceline.env.graph import capture
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task
@@ -31,7 +31,7 @@ def paceline(
     task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, warmup: int, engine: str = "auto"
 ) -> dict[str, Any]:
     """Collect and train; the seconds are those between the iteration's own marks, the device idle at its end."""
-    use_threads(device)
+    tune_torch(device)
     learner = Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0)
     for _ in range(warmup):
         learner.learn()

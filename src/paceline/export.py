@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ def export(run: str, format: str, output: Path | None) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
     except OSError as error:
-        raise UserError(f"cannot write --output {file}: {error.strerror}; choose another place") from None
+        raise UserError(f"cannot write the policy {file}: {error.strerror}; choose another --output") from None
     return file
 
 
@@ -121,5 +122,5 @@ def _compare(exported: Tensor, trained: Tensor) -> None:
 def _check_place(file: Path, format: str) -> None:
     if file.suffix in set(SUFFIXES.values()) - {SUFFIXES[format]}:
         raise UserError(f"--output {file} with --format {format}: give a name that ends in {SUFFIXES[format]}")
-    if file.exists() and not file.is_file():
-        raise UserError(f"--output {file} is there and is not a file: choose another name")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"cannot write the policy {file}: it is there and is not a file; choose another --output")

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import av
@@ -157,7 +156,7 @@ class Camera:
     def __enter__(self) -> "Camera":
         return self
 
-    def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -219,21 +218,19 @@ def _check(video: Path | None, seconds: float, width: int, height: int) -> None:
         if size not in SIZES:
             near = SIZES[0] if size < SIZES[0] else min(size - size % 2, SIZES[-1])
             raise UserError(f"{flag} {size} must be even and from {SIZES[0]} to {SIZES[-1]}: try {flag} {near}")
-    if video is not None and video.suffix != ".mp4":
+    if video is not None and video.suffix.lower() != ".mp4":
         raise UserError(f"--video {video}: videos are mp4, so give a name that ends in .mp4")
 
 
 def _check_place(file: Path) -> None:
     """Refuse now what could not be written after minutes of drawing."""
-    nearest = next(p for p in (file, *file.absolute().parents) if p.exists())
-    if nearest == file:
-        if not file.is_file():
-            raise UserError(f"--video {file} is there and is not a file: choose another name")
-        nearest = file.absolute().parent
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"cannot write the video {file}: it is there and is not a file; choose another --video")
+    nearest = next(p for p in file.absolute().parents if os.path.exists(p))
     if not nearest.is_dir():
-        raise UserError(f"cannot write --video {file}: {nearest} is a file; choose another place")
+        raise UserError(f"cannot write the video {file}: {nearest} is a file; choose another --video")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write --video {file}: no permission in {nearest}; choose another place")
+        raise UserError(f"cannot write the video {file}: no permission in {nearest}; choose another --video")
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -241,4 +238,4 @@ def _write(file: Path, content: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
     except OSError as error:
-        raise UserError(f"cannot write --video {file}: {error.strerror}; choose another place") from None
+        raise UserError(f"cannot write the video {file}: {error.strerror}; choose another --video") from None

@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline import checkpoint
 from paceline.build import build
 from paceline.config import TrainConfig
-from paceline.distributed.rank import Rank, this_rank, use_threads
+from paceline.distributed.rank import Rank, this_rank, tune_torch
 from paceline.errors import UserError
 from paceline.interrupts import Interrupts
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
@@ -32,7 +32,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     """Train until `max_iterations`, Ctrl-C or a failure; what is returned is also in result.json."""
     config.check()
     rank = this_rank(config.gpu_ids)
-    use_threads(rank.device)
+    tune_torch(rank.device)
     saved = checkpoint.load(resume_from) if resume_from else None
     session = Session(config, rank, run, console)
     if saved is not None:
@@ -127,10 +127,10 @@ class Session:
 
     def _account(self, values: dict[str, float], seconds: float) -> dict[str, float]:
         """Take an iteration's numbers into the run's; return what to log."""
-        sums = {name: values.pop(name) for name in self.env.log_names}
+        sums = {name: values.pop(name) for name in ("episodes", *self.env.log_names)}
         for fault in ("failures", "overflows"):
-            self.totals[fault] += int(sums[fault])
-            values[f"faults/{fault}"] = sums.pop(fault)
+            self.totals[fault] = int(values[fault])
+            values[f"faults/{fault}"] = values.pop(fault)
         for name, value in values.items():
             if not math.isfinite(value):
                 raise TrainingFailedError(

@@ -4,13 +4,13 @@ from torch import nn
 from paceline.distributed.gradients import FlatParameters
 
 
-def test_parameters_and_gradients_are_views_of_the_flat_buffers():
+def test_one_buffer_holds_all_parameters_and_one_their_gradient():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     twin.load_state_dict(module.state_dict())
     flat = FlatParameters(module)
     rows = torch.randn(5, 3)
-    module(rows).square().sum().backward()
+    flat.differentiate(module(rows).square().sum())
     twin(rows).square().sum().backward()
     torch.testing.assert_close(flat.gradient, torch.cat([p.grad.flatten() for p in twin.parameters()]))
     with torch.no_grad():

@@ -33,15 +33,11 @@ def tensors(step: Step) -> dict[str, Tensor]:
 
 
 def assert_same(steps: list[Step], others: list[Step], rows: Any = slice(None), other_rows: Any = slice(None)) -> None:
-    """Bit by bit; with rows, in these worlds, and the log (a sum over worlds) is left out."""
+    """Bit by bit, in these worlds."""
     assert len(steps) == len(others)
     for i, (step, other) in enumerate(zip(steps, others, strict=True)):
         for name, tensor in tensors(step).items():
-            if name == "log":
-                if rows == slice(None) == other_rows:
-                    assert torch.equal(tensor, other.log), f"log, step {i}"
-            else:
-                assert torch.equal(tensor[rows], tensors(other)[name][other_rows]), f"{name}, step {i}"
+            assert torch.equal(tensor[rows], tensors(other)[name][other_rows]), f"{name}, step {i}"
 
 
 def ended(step: Step) -> Tensor:
@@ -155,25 +151,18 @@ def test_what_a_step_returned_is_never_written_to_again():
             assert torch.equal(tensor, then[name]), f"{name} of step {i} has changed"
 
 
-def test_log_sums_the_episodes_that_ended():
+def test_log_sums_each_episode_from_its_start():
     env = RobotEnv(Drift(wall=0.0), 24, seed=2)
-    names = ("episodes", "return", "length", "reward/place", "reward/crash", "failures", "overflows")
-    assert env.log_names == names
-    place, crash, length = torch.zeros(24), torch.zeros(24), torch.zeros(24)
+    assert env.log_names == ("length", "return", "reward/place", "reward/crash")
+    sums, ends = torch.zeros(24, 4), 0
     for step in run(env, 40):
-        place += step.final_obs["policy"][:, 0]
-        crash -= 5.0 * step.terminated
-        length += 1
-        done = ended(step)
-        expected = torch.stack([total[done].sum() for total in (place + crash, length, place, crash)])
-        log = dict(zip(names, step.log.tolist(), strict=True))
-        assert log["episodes"] == done.sum()
-        assert log["length"] == expected[1]
-        assert log["failures"] == log["overflows"] == 0
-        for name, value in zip(("return", "reward/place", "reward/crash"), expected[[0, 2, 3]].tolist(), strict=True):
-            assert log[name] == pytest.approx(value, rel=1e-5, abs=1e-5)
-        for total in (place, crash, length):
-            total[done] = 0.0
+        place, crash = step.final_obs["policy"][:, 0], -5.0 * step.terminated
+        sums += torch.stack((torch.ones(24), place + crash, place, crash), dim=1)
+        assert torch.equal(step.log[:, [0, 3]], sums[:, [0, 3]])
+        assert torch.allclose(step.log, sums, rtol=1e-5, atol=1e-5)
+        sums[ended(step)] = 0.0
+        ends += int(ended(step).sum())
+    assert ends > 24
 
 
 def test_reward_is_the_sum_of_its_terms():
@@ -192,7 +181,7 @@ def test_reset_starts_new_episodes_everywhere_and_forgets_the_running_ones():
     assert torch.equal(env.sim.time, torch.zeros(6))
     steps = run(env, 10)
     assert not any(ended(step).any() for step in steps[:-1])
-    assert dict(zip(env.log_names, steps[-1].log.tolist(), strict=True))["length"] == 60
+    assert steps[-1].log[:, 0].tolist() == [10.0] * 6
 
 
 def test_an_env_starts_as_if_it_had_been_reset():
@@ -270,12 +259,12 @@ def test_a_world_that_blows_up_ends_is_counted_and_harms_no_other(task: Task, fi
 
     expected, steps = run(sound, 30), run(poisoned, 30)
     first = steps[0]
-    log = dict(zip(poisoned.log_names, first.log.tolist(), strict=True))
     assert first.terminated[2]
     assert not first.truncated[2]
-    assert log["failures"] == 1
-    assert log["episodes"] == 1 + int(ended(expected[0])[[0, 1, 3, 4, 5]].sum())
+    assert poisoned.faults().tolist() == [1.0, 0.0]
+    assert sound.faults().tolist() == [0.0, 0.0]
     assert poisoned.sim.failures.tolist() == [0, 0, 1, 0, 0, 0]
+    assert first.log[2, 0] == 4.0
     assert first.reward[2] == 0.0
     assert not first.final_obs["policy"][2].any()
 
@@ -326,10 +315,11 @@ def test_a_reward_that_is_not_a_number_stays_in_its_episode():
     state = env.state()
     state["sim/qpos"][1], state["episode_step"][1] = 0.6, 2
     env.load_state(state)
-    returns = [step.log[1].item() for step in run(env, 13, size=0.0)]
-    ends = {2: torch.nan, 4: 5.0, 7: 5.0, 9: 5.0, 12: 5.0}
-    assert [value if i in ends else 0.0 for i, value in enumerate(returns)] == pytest.approx(returns, nan_ok=True)
-    assert [returns[i] for i in ends] == pytest.approx(list(ends.values()), nan_ok=True)
+    returns = [(step.log[ended(step), 1].tolist()) for step in run(env, 10, size=0.0)]
+    none: list[float] = []
+    assert returns[0:2] == [none, none]
+    assert returns[2] == pytest.approx([torch.nan], nan_ok=True)
+    assert returns[3:] == [none, [5.0], none, none, [5.0], none, [5.0]]
 
 
 @pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
@@ -341,6 +331,17 @@ def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
     assert sum(int(ended(step).sum()) for step in whole) > 7
 
 
+@dataclass(frozen=True)
+class Misspelt(Drift):
+    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
+        return {"policy": worlds.sensor("plaice")}
+
+
+def test_an_unknown_sensor_is_answered_with_those_there_are():
+    with pytest.raises(KeyError, match=r"no sensor 'plaice' in the model; choose from \['place'\]"):
+        RobotEnv(Misspelt(), 1).reset()
+
+
 def test_worlds_and_seeds_start_differently():
     one, other = (RobotEnv(Drift(), 8, seed=seed).reset()["critic"] for seed in (1, 2**32 + 1))
     assert len({*one.flatten().tolist(), *other.flatten().tolist()}) == 16
@@ -349,9 +350,8 @@ def test_worlds_and_seeds_start_differently():
 def test_gradients_of_actions_end_at_the_env():
     env = RobotEnv(Drift(), 3)
     weight = torch.ones((), requires_grad=True)
-    for action in actions_for(env, 12):
-        step = env.step(action * weight)
-    assert not any(tensor.requires_grad for tensor in tensors(step).values())
+    steps = [env.step(action * weight) for action in actions_for(env, 12)]
+    assert not any(tensor.requires_grad for step in steps for tensor in tensors(step).values())
     assert not any(tensor.requires_grad for tensor in env.state().values())
 
 

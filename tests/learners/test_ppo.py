@@ -106,7 +106,7 @@ def test_the_divergence_is_that_of_two_normal_distributions():
 @pytest.mark.parametrize(("kl", "factor"), [(0.05, 1 / 1.5), (0.01, 1.0), (0.001, 1.5)])
 def test_the_learning_rate_follows_the_divergence(kl: float, factor: float):
     learner = make()
-    learner._adapt_learning_rate(torch.tensor(kl))
+    learner._clip_and_adapt(torch.tensor(kl))
     assert float(learner._learning_rate) == pytest.approx(SMALL.learning_rate * factor, rel=1e-5)
 
 
@@ -149,7 +149,7 @@ class TwoSided:
     """A dozen lines of env whose critic sees the hidden target that the policy does not."""
 
     num_envs, first_world, actions, episode_steps, device = 16, 0, 2, 5, torch.device("cpu")
-    log_names = ("episodes", "return", "length")
+    log_names = ("length", "return")
 
     def __init__(self) -> None:
         self._step = torch.zeros((), dtype=torch.int64)
@@ -165,9 +165,12 @@ class TwoSided:
         self._step += 1
         off = torch.zeros(self.num_envs, dtype=torch.bool)
         reward = -(actions - 0.5).square().sum(1)
-        return Step(self._obs(), reward, off, off, self._obs(), torch.zeros(3))
+        return Step(self._obs(), reward, off, off, self._obs(), torch.zeros(self.num_envs, 2))
 
     def prefetch(self, steps: int) -> None: ...
+
+    def faults(self) -> Tensor:
+        return torch.zeros(2)
 
     def state(self) -> dict[str, Tensor]:
         return {"step": self._step.clone()}

@@ -36,11 +36,13 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
     return Rank(0, 1, socket.gethostname(), torch.device("cuda", gpu_ids[0]) if gpu_ids else torch.device("cpu"))
 
 
-def use_threads(device: torch.device) -> None:
-    """Give the cores to the physics: its own threads run between torch's small operations, and torch's would only
-    contend with them. On a GPU torch keeps its default."""
+def tune_torch(device: torch.device) -> None:
+    """Set torch up for many small operations beside a simulation."""
     if device.type == "cpu":
+        # The physics has threads of its own on all cores; torch's would only contend with them.
         torch.set_num_threads(1)
+    else:
+        torch.set_float32_matmul_precision("high")  # TF32
 
 
 def choose_gpus(asked: tuple[str, ...]) -> tuple[int, ...]:

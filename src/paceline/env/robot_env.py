@@ -1,12 +1,29 @@
 """A task in many worlds: decimation, resets, time limits and episode statistics, all in tensors."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from paceline.env import draw
+from paceline.env.graph import fuse
 from paceline.env.task import Task, Worlds
 from paceline.env.vec_env import Step
+from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a step came to, and where the worlds that ended start anew."""
+
+    final_obs: dict[str, Tensor]
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    done: Tensor
+    log: Tensor
+    start: tuple[Tensor, Tensor]
 
 
 class RobotEnv:
@@ -33,46 +50,40 @@ class RobotEnv:
         self._action = torch.zeros(num_envs, self.actions, device=self.device)
         self._last_action = torch.zeros_like(self._action)
         self._numbers, self._taken = torch.empty(0, num_envs, task.reset_numbers, device=self.device), 0
+        self._worlds = Worlds(
+            self.sim, sensor_columns(self.sim.model), self._action, self._last_action, self._episode_step
+        )
+        self._draw, self._apply = (fuse(work, self.device) for work in (self._draw_numbers, self._apply_actions))
+        self._judge, self._observe = (fuse(work, self.device) for work in (self._judge_step, self._fresh_observations))
 
         everyone = torch.ones(num_envs, dtype=torch.bool, device=self.device)
-        self._reset_worlds(everyone)
-        terms = tuple(f"reward/{name}" for name in task.reward(self._worlds(), ~everyone))
-        self._episode_names = ("episodes", "return", "length", *terms)
-        self.log_names = (*self._episode_names, "failures", "overflows")
-        self._episode = torch.zeros(num_envs, len(self._episode_names), device=self.device)
+        self._start(everyone, *task.reset(self._next_numbers()))
+        terms = tuple(f"reward/{name}" for name in task.reward(self._worlds, ~everyone))
+        self.log_names = ("length", "return", *terms)
+        self._one = torch.ones(num_envs, 1, device=self.device)
+        self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
 
     def reset(self) -> dict[str, Tensor]:
-        self._reset_worlds(torch.ones_like(self.sim.failed))
-        self._episode.zero_()
+        self._start(torch.ones_like(self.sim.failed), *self.task.reset(self._next_numbers()))
+        for tensor in (self._episode, self._episode_step, self._action, self._last_action):
+            tensor.zero_()
         self._steps += 1
         return self._observe()
 
     def step(self, actions: Tensor) -> Step:
-        self._last_action.copy_(self._action)
-        self._action.copy_(actions.detach())
-        self.sim.ctrl.copy_(self.task.control(self._worlds()))
+        self._apply(actions.detach())
         self.sim.step(self.task.decimation)
-        self._episode_step += 1
+        outcome = self._judge(self._next_numbers())
+        self._start(outcome.done, *outcome.start)
+        return Step(
+            self._observe(), outcome.reward, outcome.terminated, outcome.truncated, outcome.final_obs, outcome.log
+        )
 
-        worlds, failed = self._worlds(), self.sim.failed
-        # A world that blew up ends here: its last observation and reward are not to be trusted, so they become zero.
-        final_obs = {k: _zero_where(failed, obs) for k, obs in self.task.observe(worlds).items()}
-        terminated = self.task.terminated(worlds) | failed
-        truncated = (self._episode_step >= self.episode_steps) & ~terminated
-        terms = torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1)
-        terms = _zero_where(failed, terms)
-        reward = terms.sum(1)
-        done = terminated | truncated
-        log = self._log(reward, terms, done)
-
-        self._reset_worlds(done)
-        self._steps += 1
-        return Step(self._observe(), reward, terminated, truncated, final_obs, log)
+    def faults(self) -> Tensor:
+        return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
 
     def prefetch(self, steps: int) -> None:
-        step = self._steps + torch.arange(steps, device=self.device)[:, None]
-        self._numbers = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
-        self._taken = 0
+        self._numbers, self._taken = self._draw(steps), 0
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -94,34 +105,49 @@ class RobotEnv:
             "episode": self._episode,
         }
 
-    def _worlds(self) -> Worlds:
-        return Worlds(self.sim, self._action, self._last_action, self._episode_step)
-
-    def _observe(self) -> dict[str, Tensor]:
-        """Fresh tensors, also where the task hands out the simulation's own."""
-        return {name: obs.clone() for name, obs in self.task.observe(self._worlds()).items()}
-
-    def _log(self, reward: Tensor, terms: Tensor, done: Tensor) -> Tensor:
-        """Add this step to the running episodes; return the sums over those that end."""
-        ones = torch.ones_like(reward)
-        self._episode[:, 1:] += torch.cat((torch.stack((reward, ones), dim=1), terms), dim=1)
-        self._episode[:, 0] = 1.0
-        # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever, and in every sum.
-        sums = _zero_where(~done, self._episode).sum(0)
-        self._episode.masked_fill_(done[:, None], 0.0)
-        faults = torch.stack((self.sim.failed.sum(), self.sim.overflowed.sum())).float()
-        return torch.cat((sums, faults))
-
-    def _reset_worlds(self, done: Tensor) -> None:
+    def _next_numbers(self) -> Tensor:
         if self._taken == len(self._numbers):
             self.prefetch(1)
-        numbers = self._numbers[self._taken]
         self._taken += 1
-        self.sim.reset(done, *self.task.reset(numbers))
+        return self._numbers[self._taken - 1]
+
+    def _start(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        self.sim.reset(worlds, qpos, qvel)
         self.sim.sense()
-        self._episode_step.masked_fill_(done, 0)
-        self._action.masked_fill_(done[:, None], 0.0)
-        self._last_action.masked_fill_(done[:, None], 0.0)
+
+    # The stretches that are tensors alone; on a GPU each is compiled into a few kernels.
+
+    def _draw_numbers(self, steps: int) -> Tensor:
+        step = self._steps + torch.arange(steps, device=self.device)[:, None]
+        return draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
+
+    def _apply_actions(self, actions: Tensor) -> None:
+        self._last_action.copy_(self._action)
+        self._action.copy_(actions)
+        self.sim.ctrl.copy_(self.task.control(self._worlds))
+        self._episode_step += 1
+
+    def _judge_step(self, numbers: Tensor) -> _Outcome:
+        worlds, failed = self._worlds, self.sim.failed
+        # A world that blew up ends here: its last observation and reward are not to be trusted, so they become zero.
+        final_obs = {name: _zero_where(failed, obs) for name, obs in self.task.observe(worlds).items()}
+        terminated = self.task.terminated(worlds) | failed
+        truncated = (self._episode_step >= self.episode_steps) & ~terminated
+        done = terminated | truncated
+        terms = _zero_where(failed, torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1))
+        reward = terms.sum(1)
+
+        log = self._episode + torch.cat((self._one, reward[:, None], terms), dim=1)
+        # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever.
+        self._episode.copy_(_zero_where(done, log))
+        for ended in (self._episode_step, self._action, self._last_action):
+            ended.copy_(_zero_where(done, ended))
+        self._steps += 1
+        return _Outcome(final_obs, reward, terminated, truncated, done, log, self.task.reset(numbers))
+
+    def _fresh_observations(self) -> dict[str, Tensor]:
+        """Fresh also where the task hands out the simulation's own tensors."""
+        return {name: obs.clone() for name, obs in self.task.observe(self._worlds).items()}
 
 
 def _zero_where(mask: Tensor, values: Tensor) -> Tensor:

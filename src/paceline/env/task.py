@@ -6,7 +6,6 @@ from typing import Protocol
 import mujoco
 from torch import Tensor
 
-from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim
 
 
@@ -15,6 +14,8 @@ class Worlds:
     """What a task may look at, one row per world. Nothing here is to be written to."""
 
     sim: Sim
+    sensors: dict[str, slice]
+    """Where each sensor's values stand in `sim.sensordata`."""
     action: Tensor
     """The policy's latest action, [world, actions]; zero after a reset."""
     last_action: Tensor
@@ -32,7 +33,9 @@ class Worlds:
 
     def sensor(self, name: str) -> Tensor:
         """A sensor's values, [world, dim]."""
-        return self.sim.sensordata[:, sensor_columns(self.sim.model, name)]
+        if name not in self.sensors:
+            raise KeyError(f"no sensor {name!r} in the model; choose from {list(self.sensors)}")
+        return self.sim.sensordata[:, self.sensors[name]]
 
 
 class Task(Protocol):

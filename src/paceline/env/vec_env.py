@@ -22,7 +22,8 @@ class Step:
     final_obs: dict[str, Tensor]
     """The observations before any reset: of the state that `reward` led to."""
     log: Tensor
-    """Sums over the episodes that ended in this step, one for each name in `log_names`, float32 [names]."""
+    """Sums over the episode so far, one column for each name in `log_names`, float32 [world, names]; in a world that
+    `terminated` or was `truncated`, those of the whole episode."""
 
 
 class VecEnv(Protocol):
@@ -38,7 +39,7 @@ class VecEnv(Protocol):
     """The time limit, in steps."""
     device: torch.device
     log_names: tuple[str, ...]
-    """What `Step.log` sums; "episodes", "return" and "length" always."""
+    """What `Step.log` sums; "length" (steps) and "return" always."""
 
     def reset(self) -> dict[str, Tensor]:
         """Start a new episode in every world."""
@@ -49,6 +50,10 @@ class VecEnv(Protocol):
     def prefetch(self, steps: int) -> None:
         """Draw the random numbers of the next `steps` steps in one go. A matter of speed alone: the numbers are the
         same without it."""
+        ...
+
+    def faults(self) -> Tensor:
+        """How many worlds blew up, and in how many steps a world ran out of contacts, since the start; float32 [2]."""
         ...
 
     def state(self) -> dict[str, Tensor]: ...

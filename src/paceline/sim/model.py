@@ -4,14 +4,10 @@ import mujoco
 import numpy as np
 
 
-def sensor_columns(model: mujoco.MjModel, name: str) -> slice:
-    """Where a sensor's values stand in `sensordata`."""
-    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_SENSOR, name)
-    if index < 0:
-        names = [model.sensor(i).name for i in range(model.nsensor)]
-        raise ValueError(f"no sensor {name!r} in the model; choose from {names}")
-    start = model.sensor_adr[index]
-    return slice(start, start + model.sensor_dim[index])
+def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:
+    """Where each sensor's values stand in `sensordata`, by its name."""
+    sizes = zip(model.sensor_adr.tolist(), model.sensor_dim.tolist(), strict=True)
+    return {model.sensor(i).name: slice(start, start + size) for i, (start, size) in enumerate(sizes)}
 
 
 def sensed_before_forces(model: mujoco.MjModel) -> np.ndarray:

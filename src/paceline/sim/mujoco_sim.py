@@ -31,14 +31,14 @@ class MujocoSim:
         self.model, self.worlds, self.device = model, worlds, torch.device("cpu")
         self._batch = Batch(model, worlds, threads or len(os.sched_getaffinity(0)))
         self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
-        self._live = {name: torch.from_numpy(row) for name, row in self._rows.items()}
+        self._live = {name: torch.from_numpy(row) for name, row in self._rows.items() if row.size}
         self._warnings = self._batch.warning
         self._sensed = self._batch.bind("sensordata")
         self._fresh = np.flatnonzero(sensed_before_forces(model))
         self._of_forces = np.flatnonzero(~sensed_before_forces(model))
 
         self.qpos, self.qvel, self.act, self.time, self.ctrl, self.mocap_pos, self.mocap_quat = (
-            self._live[name].float().clone()
+            torch.from_numpy(self._rows[name]).float().clone()
             for name in ("qpos", "qvel", "act", "time", "ctrl", "mocap_pos", "mocap_quat")
         )
         self.sensordata = torch.zeros(worlds, model.nsensordata)

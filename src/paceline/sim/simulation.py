@@ -45,7 +45,8 @@ class Sim(Protocol):
     failed: Tensor
     """Worlds whose state became non-finite or huge in the last `step`, bool [world]; they must be reset."""
     overflowed: Tensor
-    """Worlds that ran out of contact or constraint rows in the last `step`, bool [world]."""
+    """Worlds that ran out of contact or constraint rows in the last `step`, bool [world]. On MuJoCo Warp contacts are
+    one pool for all worlds: when it is empty, any of them may have lost some, and all are marked."""
     failures: Tensor
     """How often each world failed, int64 [world]."""
     overflows: Tensor
@@ -71,7 +72,7 @@ class Sim(Protocol):
 
     def field(self, name: str) -> Tensor:
         """A model field with one row per world, [world, ...]; only those named at construction. Write in place, then
-        call `refresh_constants`."""
+        call `refresh_constants`, all before `sense`."""
         ...
 
     def refresh_constants(self) -> None:

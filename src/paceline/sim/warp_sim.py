@@ -10,7 +10,7 @@ import warp as wp
 from torch import Tensor
 
 from paceline.sim.model import sensed_before_forces
-from paceline.sim.simulation import STATE_FIELDS, blew_up
+from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
 
 # What mj_setConst derives from masses, inertias, armatures and gears; each must be per world where its source is.
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
@@ -32,7 +32,74 @@ def warp_stream(stream: torch.cuda.Stream) -> wp.Stream:
 
 @cache
 def _warp_stream(device: str, handle: int) -> wp.Stream:
-    return wp.Stream(device, cuda_stream=handle)
+    return wp.Stream(wp.get_device(device), cuda_stream=handle)
+
+
+# State that every model has, and whose default is zero; `_restart` resets it in one kernel.
+_ALWAYS_THERE = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied")
+
+
+@wp.kernel
+def _restart(
+    # in
+    mask: wp.array[bool],
+    start_qpos: wp.array2d[float],
+    start_qvel: wp.array2d[float],
+    # out
+    time: wp.array[float],
+    qpos: wp.array2d[float],
+    qvel: wp.array2d[float],
+    qacc_warmstart: wp.array2d[float],
+    ctrl: wp.array2d[float],
+    qfrc_applied: wp.array2d[float],
+    xfrc_applied: wp.array2d[wp.spatial_vector],
+):
+    world = wp.tid()
+    if not mask[world]:
+        return
+    time[world] = 0.0
+    for i in range(qpos.shape[1]):
+        qpos[world, i] = start_qpos[world, i]
+    for i in range(qvel.shape[1]):
+        qvel[world, i] = start_qvel[world, i]
+        qacc_warmstart[world, i] = 0.0
+        qfrc_applied[world, i] = 0.0
+    for i in range(ctrl.shape[1]):
+        ctrl[world, i] = 0.0
+    for i in range(xfrc_applied.shape[1]):
+        xfrc_applied[world, i] = wp.spatial_vector()
+
+
+@wp.kernel
+def _look_for_faults(
+    # in
+    largest: float,
+    overflow_bits: int,
+    qpos: wp.array2d[float],
+    qvel: wp.array2d[float],
+    # in and out
+    overflow: wp.array[int],
+    failures: wp.array[wp.int64],
+    overflows: wp.array[wp.int64],
+    # out
+    failed: wp.array[bool],
+    overflowed: wp.array[bool],
+):
+    world = wp.tid()
+    sane = bool(True)  # noqa: UP018 (Warp wants this for a variable that a loop changes)
+    # A comparison with NaN is false, so a NaN is not sane.
+    for i in range(qpos.shape[1]):
+        sane = sane and wp.abs(qpos[world, i]) < largest
+    for i in range(qvel.shape[1]):
+        sane = sane and wp.abs(qvel[world, i]) < largest
+    failed[world] = not sane
+    if not sane:
+        failures[world] = failures[world] + wp.int64(1)
+    full = (overflow[world] & overflow_bits) != 0
+    overflowed[world] = full
+    if full:
+        overflows[world] = overflows[world] + wp.int64(1)
+    overflow[world] = 0
 
 
 class WarpSim:
@@ -60,10 +127,9 @@ class WarpSim:
             self._data = mjw.make_data(model, worlds, nconmax=contacts_per_world, njmax=constraints_per_world)
         live = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
         self._live = {name: tensor for name, tensor in live.items() if tensor.numel()}
-        self._initial = {name: tensor.clone() for name, tensor in self._live.items()}
+        self._initial = {name: rows.clone() for name, rows in self._live.items() if name not in _ALWAYS_THERE}
         self.qpos, self.qvel, self.act, self.time = (live[name] for name in ("qpos", "qvel", "act", "time"))
         self.ctrl, self.mocap_pos, self.mocap_quat = (live[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
-        self._overflow_bits = wp.to_torch(self._data.overflow)
 
         # step1 zeroes all sensors, so those of accelerations and forces are kept beside the engine's own.
         self._sensed = wp.to_torch(self._data.sensordata)
@@ -84,13 +150,12 @@ class WarpSim:
             for _ in range(substeps - 1):
                 mjw.step1(self._model, self._data)
                 mjw.step2(self._model, self._data)
+            data, counts = self._data, [wp.from_torch(t) for t in (self.failures, self.overflows)]
+            flags = [wp.from_torch(t) for t in (self.failed, self.overflowed)]
+            inputs = [LARGEST_SANE_VALUE, _OVERFLOWS, data.qpos, data.qvel, data.overflow, *counts]
+            wp.launch(_look_for_faults, self.worlds, inputs=inputs, outputs=flags)
         if not self._all_fresh:
             self.sensordata.copy_(self._sensed)
-        self.failed.copy_(blew_up(self.qpos, self.qvel))
-        self.failures += self.failed
-        self.overflowed.copy_((self._overflow_bits & _OVERFLOWS) != 0)
-        self.overflows += self.overflowed
-        self._overflow_bits.zero_()
 
     def sense(self) -> None:
         # The first half of the next physics step, so this costs nothing.
@@ -100,9 +165,13 @@ class WarpSim:
             torch.where(self._fresh, self._sensed, self.sensordata, out=self.sensordata)
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        start = self._initial | {"qpos": qpos, "qvel": qvel}
-        for name, live in self._live.items():
-            torch.where(mask.view(-1, *[1] * (live.dim() - 1)), start[name], live, out=live)
+        with on_torch_stream(self.device):
+            inputs = [wp.from_torch(tensor.contiguous()) for tensor in (mask, qpos, qvel)]
+            outputs = [getattr(self._data, name) for name in _ALWAYS_THERE]
+            wp.launch(_restart, self.worlds, inputs=inputs, outputs=outputs)
+        for name, start in self._initial.items():
+            live = self._live[name]
+            torch.where(mask.view(-1, *[1] * (live.dim() - 1)), start, live, out=live)
         if not self._all_fresh:
             self.sensordata.masked_fill_(mask[:, None] & ~self._fresh, 0.0)
 
@@ -118,6 +187,7 @@ class WarpSim:
             self.field(name).copy_(state[f"field/{name}"])
         if self._per_world_fields:
             self.refresh_constants()
+        wp.to_torch(self._data.overflow).zero_()
         self.sense()
         self.sensordata.copy_(state["sensordata"])
         self.failures.copy_(state["failures"])

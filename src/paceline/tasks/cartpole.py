@@ -90,9 +90,7 @@ class Cartpole:
 ENTRY = TaskEntry(
     Cartpole,
     summary="balance a pole on a cart that is pushed left and right",
-    ppo=PpoConfig(
-        horizon=16, epochs=8, minibatches=4, hidden=(32, 32), learning_rate=1e-3, desired_kl=0.008, entropy_weight=0.0
-    ),
-    max_iterations=150,
+    ppo=PpoConfig(horizon=32, epochs=4, minibatches=4, hidden=(32, 32), entropy_weight=0.0),
+    max_iterations=120,
     cpu_envs=256,
 )

@@ -17,12 +17,13 @@ from paceline.config import PpoConfig
 from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.statistics import RunningStatistics
 from paceline.env import draw
-from paceline.env.graph import capture
+from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
 from paceline.learners.policies import fold_normalizer, mlp
 from paceline.learners.ppo.returns import advantages
 
 _LEARNING_RATES = (1e-5, 1e-2)
+_FAULT_NAMES = ("failures", "overflows")
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl", "policy/gradient_norm")
 
 
@@ -43,7 +44,8 @@ class Rollout:
     terminated: Tensor
     truncated: Tensor
     log: Tensor
-    """Summed over the steps, [names]."""
+    faults: Tensor
+    """[2]"""
 
 
 class Ppo:
@@ -65,7 +67,8 @@ class Ppo:
         self._networks.register_parameter("log_std", self.log_std)
         self._flat = FlatParameters(self._networks)
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
-        self._adam = torch.optim.Adam([self._flat.values], lr=self._learning_rate, fused=True)
+        on_gpu = device.type == "cuda"
+        self._adam = torch.optim.Adam([self._flat.values], self._learning_rate, fused=True, capturable=on_gpu)
         # Made here and not by Adam's first step, so that a checkpoint can be loaded into it at any time, in place.
         self._adam.state[self._flat.values] = {
             "step": torch.zeros((), device=device),
@@ -75,8 +78,11 @@ class Ppo:
 
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
         self._iteration = torch.zeros((), dtype=torch.int64, device=device)
-        self._collect = capture(self._roll_out, device, warp=device.type == "cuda")
+        self._collect = capture(self._roll_out, device, warp=on_gpu)
         self._improve = capture(self._update, device)
+        self._noise, self._act = (fuse(work, device) for work in (self._draw_noise, self._choose_actions))
+        self._samples, self._orders = (fuse(work, device) for work in (self._pack_samples, self._shuffle))
+        self._losses, self._tame = (fuse(work, device) for work in (self._minibatch_losses, self._clip_and_adapt))
 
     # One iteration
 
@@ -88,7 +94,7 @@ class Ppo:
         clock.lap()
         values = summary.tolist()
         self.iteration += 1
-        names = (*self.env.log_names, *_LOSS_NAMES, "policy/learning_rate", "policy/std")
+        names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *_LOSS_NAMES, "policy/learning_rate", "policy/std")
         collect_seconds, update_seconds = clock.laps()
         return dict(zip(names, values, strict=True)) | {
             "seconds/collect": collect_seconds,
@@ -99,8 +105,7 @@ class Ppo:
     def _roll_out(self) -> Rollout:
         horizon, env = self.config.horizon, self.env
         env.prefetch(horizon)
-        step = self._iteration * horizon + torch.arange(horizon, device=env.device)[:, None]
-        noise = draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
+        noise = self._noise()
         push = noise * self.log_std.exp()
 
         # A copy, because the latest observations are written back into the original below.
@@ -108,8 +113,7 @@ class Ppo:
         seen, means, actions, steps = [], [], [], []
         for t in range(horizon):
             seen.append(obs)
-            mean = self.actor(self._normalize("policy", obs["policy"]))
-            action = mean + push[t]
+            mean, action = self._act(obs["policy"], push[t])
             result = env.step(action)
             means.append(mean)
             actions.append(action)
@@ -130,7 +134,8 @@ class Ppo:
             reward=torch.stack([s.reward for s in steps]),
             terminated=torch.stack([s.terminated for s in steps]),
             truncated=torch.stack([s.truncated for s in steps]),
-            log=torch.stack([s.log for s in steps]).sum(0),
+            log=torch.stack([s.log for s in steps]),
+            faults=env.faults(),
         )
 
     def _update(self) -> Tensor:
@@ -146,13 +151,23 @@ class Ppo:
                 self.normalizers["critic"].merge(rollout.critic_obs[:-1])
             self._iteration += 1
             spread = self.log_std.exp().mean()
-            return torch.cat((rollout.log, torch.stack(losses).mean(0), self._learning_rate.view(1), spread.view(1)))
+            done = rollout.terminated | rollout.truncated
+            sums = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
+            scalars = (self._learning_rate.view(1), spread.view(1))
+            return torch.cat((done.sum().view(1), sums, rollout.faults, torch.stack(losses).mean(0), *scalars))
 
     # Its parts
 
+    def _draw_noise(self) -> Tensor:
+        """Standard normal numbers for an iteration's actions, [step, world, actions]."""
+        horizon, env = self.config.horizon, self.env
+        step = self._iteration * horizon + torch.arange(horizon, device=env.device)[:, None]
+        return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
+
     @torch.no_grad()
-    def _samples(self, rollout: Rollout) -> Tensor:
-        """Everything a minibatch needs, one row per sample, [step * world, columns]; `_descend` takes it apart."""
+    def _pack_samples(self, rollout: Rollout) -> Tensor:
+        """Everything a minibatch needs, one row per sample, [step * world, columns]; `_minibatch_losses` takes it
+        apart."""
         config = self.config
         obs = self._normalize("policy", rollout.obs)
         critic_obs = self._normalize(self._critic_group, rollout.critic_obs)
@@ -169,7 +184,7 @@ class Ppo:
         seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
 
-    def _orders(self) -> Tensor:
+    def _shuffle(self) -> Tensor:
         """For each epoch an order of the samples, [epoch, step * world], in which every minibatch has the same number
         of time steps from every world, so that it does not matter how the worlds are spread over ranks."""
         epochs, horizon = self.config.epochs, self.config.horizon
@@ -180,6 +195,19 @@ class Ppo:
 
     def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> Tensor:
         """One gradient step; returns `_LOSS_NAMES`."""
+        loss, parts, kl = self._losses(minibatch, old_log_std)
+        self._flat.differentiate(loss)
+        norm = self._tame(kl)
+        self._adam.step()
+        return torch.stack((*parts, kl, norm))
+
+    def _choose_actions(self, obs: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
+        """The policy's mean and, off it by `push`, the action."""
+        mean = self.actor(self._normalize("policy", obs))
+        return mean, mean + push
+
+    def _minibatch_losses(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """The loss to descend; its parts; and how far the policy has moved from the one that acted."""
         config, width = self.config, self._obs["policy"].shape[1]
         critic_width = self._obs["critic"].shape[1] if self._critic_group == "critic" else 0
         obs, critic_obs, action, old_mean, scalars = minibatch.split(
@@ -201,23 +229,18 @@ class Ppo:
 
         entropy = self.log_std.sum() + self.env.actions * 0.5 * math.log(2.0 * math.pi * math.e)
         loss = surrogate + config.value_weight * value_loss - config.entropy_weight * entropy
+        kl = _divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
+        return loss, (surrogate.detach(), value_loss.detach(), entropy.detach()), kl
 
-        self._flat.gradient.zero_()
-        loss.backward()
-        norm = self._flat.clip(config.max_gradient_norm)
-        with torch.no_grad():
-            kl = _divergence(old_mean, old_log_std, mean, self.log_std)
-            self._adapt_learning_rate(kl)
-        self._adam.step()
-        return torch.stack((surrogate.detach(), value_loss.detach(), entropy.detach(), kl, norm))
-
-    def _adapt_learning_rate(self, kl: Tensor) -> None:
-        """Slower when the policy moves more than twice as far as desired, faster below half of it."""
+    @torch.no_grad()
+    def _clip_and_adapt(self, kl: Tensor) -> Tensor:
+        """Clip the gradient, and follow the divergence with the learning rate: slower when the policy moves more than
+        twice as far as desired, faster below half of it. Returns the gradient's norm."""
         goal = self.config.desired_kl
-        if not goal:
-            return
-        factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0
-        self._learning_rate.mul_(factor).clamp_(*_LEARNING_RATES)
+        if goal:
+            factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0
+            self._learning_rate.copy_((self._learning_rate * factor).clamp(*_LEARNING_RATES))
+        return self._flat.clip(self.config.max_gradient_norm)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs

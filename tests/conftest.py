@@ -1,0 +1,24 @@
+"""What several tests share."""
+
+import os
+from pathlib import Path
+
+# One thread each, for this process and those it starts: tests share few cores. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from rich.console import Console
+
+from paceline.config import PpoConfig, TrainConfig
+from paceline.run_dir import RunDir
+from paceline.train import train
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of cartpole, two iterations long; to be read, not written to."""
+    path = tmp_path_factory.mktemp("tiny") / "run"
+    ppo = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
+    config = TrainConfig(task="cartpole", env={}, num_envs=8, max_iterations=2, ppo=ppo, logger="none")
+    train(config, RunDir(path), Console(quiet=True))
+    return path

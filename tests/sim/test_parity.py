@@ -1,0 +1,281 @@
+"""MuJoCo Warp, here on the CPU, against the C engine: the same worlds, to the accuracy of float32.
+
+A few models serve all tests, because Warp compiles kernels for each anew, for half a minute.
+"""
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.env.robot_env import RobotEnv
+from paceline.sim.model import sensor_columns
+from paceline.sim.mujoco_sim import MujocoSim
+from paceline.sim.simulation import Sim, choose_engine, make_sim
+from paceline.sim.warp_sim import WarpSim
+from paceline.tasks.cartpole import Cartpole
+from tests.sim.models import block
+
+CPU = torch.device("cpu")
+RANDOMIZED = ("body_mass", "geom_friction")
+
+# Relative to the largest value, as measured for five robots in 100 steps. Some sensors are velocities, so these have
+# the same bound.
+QPOS_ERROR, QVEL_ERROR, SENSOR_ERROR = 3e-6, 3e-4, 3e-4
+
+
+def both(model: mujoco.MjModel, worlds: int, fields: tuple[str, ...] = ()) -> tuple[MujocoSim, WarpSim]:
+    return MujocoSim(model, worlds, fields), WarpSim(model, worlds, CPU, fields)
+
+
+def error(one: Tensor, other: Tensor) -> float:
+    assert one.shape == other.shape
+    if not one.numel():
+        return 0.0
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1.0))
+
+
+def assert_close(one: Sim, other: Sim) -> None:
+    assert error(one.qpos, other.qpos) < QPOS_ERROR
+    assert error(one.qvel, other.qvel) < QVEL_ERROR
+    assert error(one.act, other.act) < QPOS_ERROR
+    assert error(one.time, other.time) < QPOS_ERROR
+    assert error(one.sensordata, other.sensordata) < SENSOR_ERROR
+    assert error(one.mocap_pos, other.mocap_pos) == 0.0
+    assert torch.equal(one.failed, other.failed)
+    assert torch.equal(one.overflowed, other.overflowed)
+
+
+class Pushes:
+    """The same controls, goals, masks and starting states for every sim that is driven by it."""
+
+    def __init__(self, model: mujoco.MjModel, worlds: int, seed: int = 0):
+        self._generator = torch.Generator().manual_seed(seed)
+        self._model, self._worlds = model, worlds
+        self._start = torch.from_numpy(model.qpos0).float().expand(worlds, -1)
+
+    def next(self, *sims: Sim, reset_share: float = 0.03) -> Tensor:
+        """One env step of two substeps in all `sims`, compared in each phase; the worlds that were reset."""
+        controls, goals = self._normal(self._model.nu), self._normal(3)
+        qpos, qvel = self._start + 0.05 * self._normal(self._model.nq), 0.3 * self._normal(self._model.nv)
+        mask = torch.rand(self._worlds, generator=self._generator) < reset_share
+        for sim in sims:
+            sim.ctrl.copy_(controls)
+            sim.step(2)
+        for sim in sims[1:]:
+            assert_close(sims[0], sim)
+        for sim in sims:
+            sim.reset(mask, qpos, qvel)
+            if self._model.nmocap:
+                sim.mocap_pos.copy_(goals[:, None])
+            sim.sense()
+        for sim in sims[1:]:
+            assert_close(sims[0], sim)
+        return mask
+
+    def _normal(self, width: int) -> Tensor:
+        return torch.randn(self._worlds, width, generator=self._generator)
+
+
+def touch(sim: Sim) -> Tensor:
+    return sim.sensordata[:, sensor_columns(sim.model)["touch"]]
+
+
+def test_cartpole_moves_alike_on_both_engines():
+    model = Cartpole().model()
+    sims, pushes = both(model, 4), Pushes(model, 4)
+    resets = sum(int(pushes.next(*sims).sum()) for _ in range(100))
+    assert resets > 5
+
+
+def test_contacts_sensors_activations_and_mocap_bodies_behave_alike_with_randomised_fields():
+    sims, pushes = both(block(), 4, RANDOMIZED), Pushes(block(), 4)
+    for sim in sims:
+        sim.field("body_mass").mul_(torch.tensor([0.5, 1.0, 2.0, 4.0])[:, None])
+        sim.field("geom_friction").mul_(torch.tensor([0.1, 0.5, 1.0, 2.0])[:, None, None])
+        sim.refresh_constants()
+        sim.sense()
+    resets, touched = 0, torch.zeros(4, 1)
+    for _ in range(100):
+        resets += int(pushes.next(*sims).sum())
+        touched += touch(sims[0]) > 0.0
+    assert resets > 5
+    assert (touched > 10).all()
+
+
+def test_randomised_fields_change_the_motion_alike():
+    """Guards the comparison above: its worlds would not move alike if the fields were ignored."""
+    sims = both(block(), 2, RANDOMIZED)
+    for sim in sims:
+        sim.field("body_mass")[1] *= 4.0
+        sim.field("geom_friction")[1] *= 0.1
+        sim.refresh_constants()
+        qpos, qvel = sim.qpos.clone(), sim.qvel.clone()
+        qpos[:, 2], qvel[:, 0] = 0.0599, 1.0  # just inside the floor, sliding
+        sim.reset(torch.ones(2, dtype=torch.bool), qpos, qvel)
+        sim.sense()
+        for _ in range(150):
+            sim.step(2)
+            sim.sense()
+        assert touch(sim).flatten().tolist() == pytest.approx([1.2 * 9.81, 4.8 * 9.81], rel=0.01)
+        assert sim.qpos[:, 0].tolist() == pytest.approx([0.045, 0.516], rel=0.02)
+
+
+@pytest.mark.parametrize("order", ["c to warp", "warp to c"])
+def test_a_state_saved_on_one_engine_continues_on_the_other(order: str):
+    model = block()
+    sims, pushes = both(model, 3, RANDOMIZED), Pushes(model, 3, seed=2)
+    origin, target = sims if order == "c to warp" else sims[::-1]
+    origin.field("body_mass")[1] *= 2.0
+    origin.refresh_constants()
+    origin.sense()
+    for _ in range(25):
+        pushes.next(origin)
+    state = origin.state()
+    state["xfrc_applied"][:, 2] = torch.tensor([0.0, 0.3, 0.5, 0.01, 0.0, 0.0])
+    state["qfrc_applied"][:, -1] = 0.05
+    for sim in (origin, target):
+        sim.load_state(state)
+    assert origin.state().keys() == target.state().keys()
+    assert torch.equal(target.field("body_mass"), origin.field("body_mass"))
+    for _ in range(25):
+        pushes.next(origin, target, reset_share=0.0)
+
+
+def test_a_loaded_state_continues_bit_by_bit_on_warp():
+    model = block()
+    first, second = WarpSim(model, 3, CPU), WarpSim(model, 3, CPU)
+    pushes = Pushes(model, 3)
+    for _ in range(40):
+        pushes.next(first)
+    second.load_state(first.state())
+    for _ in range(40):
+        pushes.next(first, second)
+        for name, tensor in first.state().items():
+            assert torch.equal(tensor, second.state()[name]), name
+
+
+@pytest.mark.parametrize("engine", [MujocoSim, WarpSim])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e11])
+@pytest.mark.parametrize("field", ["qpos", "qvel"])
+def test_a_poisoned_world_fails_alone_and_restarts_as_new(engine: type, value: float, field: str):
+    model = block()
+
+    def make() -> Sim:
+        return make_sim(model, 3, "warp" if engine is WarpSim else "mujoco", CPU)
+
+    sound, poisoned, pushes, again = make(), make(), Pushes(model, 3), Pushes(model, 3)
+    for _ in range(40):
+        pushes.next(sound, reset_share=0.0)
+        again.next(poisoned, reset_share=0.0)
+    state = poisoned.state()
+    state[field][1] = value
+    poisoned.load_state(state)
+    for sim in (sound, poisoned):
+        sim.step(2)
+    assert poisoned.failed.tolist() == [False, True, False]
+    assert not poisoned.overflowed.any()
+    fresh = torch.from_numpy(model.qpos0).float().expand(3, -1)
+    for sim in (sound, poisoned):
+        sim.reset(torch.tensor([False, True, False]), fresh, torch.zeros_like(sim.qvel))
+        sim.sense()
+    for _ in range(20):
+        pushes.next(sound)
+        again.next(poisoned)
+    assert poisoned.failures.tolist() == [0, 1, 0]
+    assert sound.failures.tolist() == [0, 0, 0]
+    for name, tensor in sound.state().items():
+        if name != "failures":
+            assert torch.equal(tensor, poisoned.state()[name]), name
+
+
+def test_a_control_that_is_not_a_number_fails_its_world_on_both_engines():
+    for sim in both(block(), 3):
+        sim.ctrl[2] = torch.nan
+        for _ in range(2):
+            sim.step(2)
+            sim.sense()
+        assert sim.failed[2]
+        assert sim.failures[:2].tolist() == [0, 0]
+
+
+def laid_down(sim: Sim, *worlds: int) -> None:
+    qpos = torch.from_numpy(sim.model.qpos0).float().expand(sim.worlds, -1).clone()
+    qpos[list(worlds), 2] = 0.0599
+    sim.reset(torch.ones(sim.worlds, dtype=torch.bool), qpos, torch.zeros_like(sim.qvel))
+    sim.sense()
+
+
+def test_worlds_that_run_out_of_constraint_rows_are_counted_each_on_warp():
+    sim = WarpSim(block(), 3, CPU, constraints_per_world=8)
+    laid_down(sim, 1)
+    for _ in range(3):
+        sim.step(2)
+        sim.sense()
+        assert sim.overflowed.tolist() == [False, True, False]
+    assert sim.overflows.tolist() == [0, 3, 0]
+    laid_down(sim)
+    sim.step(2)
+    assert not sim.overflowed.any()
+
+
+def test_contacts_are_one_pool_on_warp_so_all_worlds_are_counted_when_it_is_empty():
+    """Whose contacts are lost is not known: a world in the air may be as wrong as the one that took too many."""
+    sim = WarpSim(block(), 3, CPU, contacts_per_world=1)
+    laid_down(sim, 1)
+    sim.step(2)
+    assert sim.overflowed.tolist() == [True, True, True]
+    laid_down(sim)
+    sim.step(2)
+    assert not sim.overflowed.any()
+    assert sim.overflows.tolist() == [1, 1, 1]
+
+
+def test_a_task_runs_alike_on_both_engines():
+    c, warp = (RobotEnv(Cartpole(), 8, engine, seed=3) for engine in ("mujoco", "warp"))
+    generator = torch.Generator().manual_seed(0)
+    assert error(c.reset()["policy"], warp.reset()["policy"]) == 0.0
+    ended = 0
+    for i in range(100):
+        if i % 10 == 0:
+            warp.prefetch(10)
+        actions = torch.randn(8, 1, generator=generator)
+        one, other = c.step(actions), warp.step(actions)
+        assert torch.equal(one.terminated, other.terminated)
+        assert torch.equal(one.truncated, other.truncated)
+        for obs, others in ((one.obs, other.obs), (one.final_obs, other.final_obs)):
+            assert error(obs["policy"][:, :2], others["policy"][:, :2]) < QPOS_ERROR
+            assert error(obs["policy"][:, 2:], others["policy"][:, 2:]) < QVEL_ERROR
+        assert error(one.reward, other.reward) < QVEL_ERROR
+        ended += int(one.terminated.sum())
+    assert ended > 5
+
+
+def test_what_a_warp_env_returned_is_never_written_to_again():
+    env = RobotEnv(Cartpole(), 4, "warp")
+    kept = [env.step(torch.ones(4, 1)).obs["policy"] for _ in range(5)]
+    copies = [obs.clone() for obs in kept]
+    for _ in range(5):
+        env.step(-torch.ones(4, 1))
+    assert all(torch.equal(now, then) for now, then in zip(kept, copies, strict=True))
+
+
+def test_a_field_that_is_not_per_world_is_named():
+    sim = WarpSim(block(), 2, CPU, ("body_mass",))
+    with pytest.raises(KeyError, match=r"'geom_friction' is not per world.*body_mass"):
+        sim.field("geom_friction")
+
+
+def test_runge_kutta_is_refused_by_warp():
+    model = block()
+    model.opt.integrator = mujoco.mjtIntegrator.mjINT_RK4
+    with pytest.raises(ValueError, match="use implicitfast or Euler"):
+        WarpSim(model, 1, CPU)
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "chosen"),
+    [("auto", "cpu", "mujoco"), ("auto", "cuda", "warp"), ("warp", "cpu", "warp"), ("mujoco", "cpu", "mujoco")],
+)
+def test_the_engine_follows_the_device_unless_named(engine: str, device: str, chosen: str):
+    assert choose_engine(engine, torch.device(device)) == chosen

@@ -1,0 +1,54 @@
+"""Finding tasks by name, our own and those of other packages."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import UserError
+from paceline.tasks import registry
+from paceline.tasks.cartpole import ENTRY
+
+
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch, **tasks: str) -> None:
+    """A package on the path that registers these tasks."""
+    info = site / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in tasks.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[paceline.tasks]", *lines]))
+    monkeypatch.syspath_prepend(site)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_task_has_options_with_defaults_and_settings_that_are_allowed(name: str):
+    entry = registry.find(name)
+    assert dataclasses.is_dataclass(entry.task)
+    task = entry.task()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        task.episode_seconds = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+    assert entry.summary
+    assert "\n" not in entry.summary
+    entry.ppo.check()
+
+
+def test_an_unknown_task_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="unknown task 'cartpol': did you mean 'cartpole'"):
+        registry.find("cartpol")
+
+
+def test_tasks_of_other_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    installed(tmp_path, monkeypatch, other="paceline.tasks.cartpole:ENTRY")
+    assert {"cartpole", "other"} <= set(registry.names())
+    assert registry.find("other") is ENTRY
+
+
+def test_an_entry_point_that_is_no_task_entry_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    installed(tmp_path, monkeypatch, other="paceline.tasks.cartpole:Cartpole")
+    with pytest.raises(UserError, match=r"'other' \(paceline.tasks.cartpole:Cartpole\) is not a TaskEntry but type"):
+        registry.find("other")
+
+
+def test_another_package_cannot_replace_our_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    installed(tmp_path, monkeypatch, cartpole="json:JSONDecoder")
+    assert registry.find("cartpole") is ENTRY
