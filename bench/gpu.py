@@ -1,10 +1,14 @@
 """Cartpole on one GPU: training beside the bare physics and beside mjlab, in one run, as ratios.
 
-python bench/gpu.py --peer PYTHON        (PYTHON has mjlab; PACELINE_PEER_PATH sets its PYTHONPATH)
-python bench/gpu.py --device cpu --num-envs 16 --iterations 2        a dry run without a GPU
+    python bench/gpu.py --peer PYTHON        PYTHON has mjlab
+    python bench/gpu.py --device cpu --num-envs 16 --iterations 2        a dry run without a GPU
+
+Two settings: the task as it ships, with its own learner settings; and with mjlab's physics, horizon, network, epochs
+and minibatches, beside mjlab itself.
 """
 
 import argparse
+from dataclasses import asdict
 
 import rates
 import torch
@@ -12,7 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.config import PpoConfig
-from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.cartpole import ENTRY, Cartpole
+
+SETTINGS = {
+    "as shipped": (Cartpole(), ENTRY.ppo),
+    "mjlab's": (
+        Cartpole(decimation=5, physics_hz=100.0),
+        PpoConfig(horizon=32, epochs=5, minibatches=4, hidden=(64, 64)),
+    ),
+}
 
 
 def main() -> None:
@@ -22,32 +34,43 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
     args = parser.parse_args()
-    device, rows, task = torch.device(args.device), [], Cartpole(decimation=5, physics_hz=100.0)
-    ppo = PpoConfig(horizon=32, epochs=5, minibatches=4, hidden=(64, 64))
+    rows = []
     for num_envs in args.num_envs:
-        ceiling = rates.physics(task, num_envs, device, ppo.horizon, max(2, args.iterations // 5))
-        ours = rates.paceline(task, num_envs, ppo, device, args.iterations, warmup=4)
-        row = {
-            "num_envs": num_envs,
-            "physics": ceiling,
-            "collect": ours["collect_steps_per_second"],
-            "train": ours["train_steps_per_second"],
-            "collect_over_physics": ours["collect_steps_per_second"] / ceiling,
-            "train_over_physics": ours["train_steps_per_second"] / ceiling,
-        }
-        if args.peer:
-            peer = rates.mjlab(args.peer, num_envs, ppo, args.device, min(args.iterations, 20), warmup=4)
-            assert (peer["decimation"], 1.0 / peer["timestep"]) == (task.decimation, task.physics_hz)
-            row |= {
-                "mjlab_train": peer["train_steps_per_second"],
-                "train_over_mjlab": row["train"] / peer["train_steps_per_second"],
-            }
-        rows.append(row)
-    rates.write("gpu", task="cartpole", unit="env steps per second", decimation=task.decimation, rows=rows)
-    table = Table(*rows[0], title=f"cartpole on {args.device}, env steps/s")
+        for name, (task, ppo) in SETTINGS.items():
+            row = measure(task, ppo, num_envs, torch.device(args.device), args.iterations)
+            if args.peer and name == "mjlab's":
+                peer = rates.mjlab(args.peer, num_envs, ppo, args.device, min(args.iterations, 20), warmup=4)
+                row |= {
+                    "mjlab": peer["train_steps_per_second"],
+                    "train/mjlab": row["train"] / peer["train_steps_per_second"],
+                }
+            rows.append({"num_envs": num_envs, "settings": name} | row)
+    settings = {name: {"task": asdict(task), "ppo": asdict(ppo)} for name, (task, ppo) in SETTINGS.items()}
+    rates.write("gpu", task="cartpole", unit="env steps per second", settings=settings, rows=rows)
+    columns = max(rows, key=len)
+    table = Table(*columns, title=f"cartpole on {args.device}, env steps/s")
     for row in rows:
-        table.add_row(*(f"{v:,.0f}" if v > 100 else f"{v:.2f}" for v in row.values()))
-    Console(width=150).print(table)
+        table.add_row(*(_show(row.get(column, "")) for column in columns))
+    Console(width=120).print(table)
+
+
+def measure(task: Cartpole, ppo: PpoConfig, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
+    physics = rates.physics(task, num_envs, device, ppo.horizon, max(2, iterations // 5))
+    ours = rates.paceline(task, num_envs, ppo, device, iterations, warmup=4)
+    collect, train = ours["collect_steps_per_second"], ours["train_steps_per_second"]
+    return {
+        "physics": physics,
+        "collect": collect,
+        "train": train,
+        "collect/physics": collect / physics,
+        "train/physics": train / physics,
+    }
+
+
+def _show(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value > 100 else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -44,7 +43,6 @@ def paceline(
     return {
         "collect_steps_per_second": steps / collection,
         "train_steps_per_second": steps / seconds,
-        "settings": asdict(ppo),
     }
 
 
@@ -93,11 +91,10 @@ def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterat
         }
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         words += ["--hidden", *map(str, ppo.hidden)]
-        peer_path = os.environ.get("PACELINE_PEER_PATH")
-        environment = os.environ | ({"PYTHONPATH": peer_path} if peer_path else {})
-        done = subprocess.run(
-            [python, HERE / "peers" / "mjlab_rate.py", *words], env=environment, capture_output=True, text=True
-        )
+        # The peer gets torch's own default for waiting threads, not ours.
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        command = [python, HERE / "peers" / "mjlab_rate.py", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"mjlab failed:\n{done.stderr[-3000:]}")
         return json.loads(output.read_text())

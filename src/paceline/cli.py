@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print for people."""
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,8 @@ class TasksArguments:
 
 
 def main() -> None:
+    # Torch's threads sleep between operations instead of spinning on cores that the physics needs; read at its import.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     console = Console(highlight=False, soft_wrap=True)
     try:
         code = _dispatch(sys.argv[1:], console)
@@ -218,8 +221,6 @@ def _config(task: str, arguments: Any) -> "TrainConfig":
 
 
 def _refuse_without_launcher() -> None:
-    import os
-
     if "RANK" not in os.environ:
         raise UserError(
             "--distributed is for workers under a launcher: python -m torch.distributed.run --nproc_per_node=K "

@@ -36,7 +36,7 @@ def test_graphs_compute_what_eager_calls_compute():
         for name in ours:
             if not name.startswith("seconds/"):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (iteration, name)
-    assert captured._collect._graph is not None
+    assert getattr(captured._collect, "_graph", None) is not None
 
 
 def test_both_engines_learn_alike():

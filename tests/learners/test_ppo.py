@@ -112,9 +112,8 @@ def test_the_learning_rate_follows_the_divergence(kl: float, factor: float):
 
 def test_a_desired_divergence_of_zero_keeps_the_learning_rate():
     learner = make(config=dataclasses.replace(SMALL, desired_kl=0.0))
-    for _ in range(3):
-        metrics = learner.learn()
-    assert metrics["policy/learning_rate"] == pytest.approx(SMALL.learning_rate)
+    rates = [learner.learn()["policy/learning_rate"] for _ in range(3)]
+    assert rates == pytest.approx([SMALL.learning_rate] * 3)
 
 
 def test_the_gradient_is_that_of_the_clipped_objective():
@@ -126,9 +125,8 @@ def test_the_gradient_is_that_of_the_clipped_objective():
     minibatch = learner._samples(rollout)
     # Move the policy away from the one that acted, so that clipping has something to clip.
     with torch.no_grad():
-        learner._flat.values += 0.05 * torch.randn(
-            learner._flat.values.shape, generator=torch.Generator().manual_seed(0)
-        )
+        shift = torch.randn(learner._flat.values.shape, generator=torch.Generator().manual_seed(0))
+        learner._flat.values.add_(0.05 * shift)
     advantage, target, old_value, old_log_prob = minibatch[:, -4:].unbind(1)
     action = minibatch[:, 4:5]
     normal = torch.distributions.Normal(learner.actor(minibatch[:, :4]), learner.log_std.exp())
@@ -149,7 +147,7 @@ class TwoSided:
     """A dozen lines of env whose critic sees the hidden target that the policy does not."""
 
     num_envs, first_world, actions, episode_steps, device = 16, 0, 2, 5, torch.device("cpu")
-    log_names = ("length", "return")
+    log_names: tuple[str, ...] = ("length", "return")
 
     def __init__(self) -> None:
         self._step = torch.zeros((), dtype=torch.int64)

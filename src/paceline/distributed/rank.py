@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +45,17 @@ def tune_torch(device: torch.device) -> None:
         torch.set_num_threads(1)
     else:
         torch.set_float32_matmul_precision("high")  # TF32
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes with `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_gpus(asked: tuple[str, ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ class RunningStatistics:
         self.count = torch.zeros((), device=device, dtype=torch.float64)
         self.mean = torch.zeros(width, device=device)
         self.variance = torch.ones(width, device=device)
+        self._scale = 1.0 / self.std()
 
     def merge(self, rows: Tensor) -> None:
         """Take in `rows` [..., width], in place."""
@@ -25,12 +26,13 @@ class RunningStatistics:
         self.variance += share * (variance - self.variance + shift.square() * (1.0 - share))
         self.mean += share * shift
         self.count.copy_(total)
+        self._scale.copy_(1.0 / self.std())
 
     def std(self) -> Tensor:
         return self.variance.sqrt() + self.SMALLEST_STD
 
     def normalize(self, rows: Tensor) -> Tensor:
-        return (rows - self.mean) / self.std()
+        return (rows - self.mean) * self._scale
 
     def state(self) -> dict[str, Tensor]:
         return {"count": self.count.clone(), "mean": self.mean.clone(), "variance": self.variance.clone()}
@@ -39,3 +41,4 @@ class RunningStatistics:
         self.count.copy_(state["count"])
         self.mean.copy_(state["mean"])
         self.variance.copy_(state["variance"])
+        self._scale.copy_(1.0 / self.std())

@@ -53,8 +53,10 @@ class RobotEnv:
         self._worlds = Worlds(
             self.sim, sensor_columns(self.sim.model), self._action, self._last_action, self._episode_step
         )
-        self._draw, self._apply = (fuse(work, self.device) for work in (self._draw_numbers, self._apply_actions))
-        self._judge, self._observe = (fuse(work, self.device) for work in (self._judge_step, self._fresh_observations))
+        self._draw = fuse(self._draw_numbers, self.device)
+        self._apply = fuse(self._apply_actions, self.device)
+        self._judge = fuse(self._judge_step, self.device)
+        self._observe = fuse(self._fresh_observations, self.device)
 
         everyone = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._start(everyone, *task.reset(self._next_numbers()))
@@ -140,8 +142,9 @@ class RobotEnv:
         log = self._episode + torch.cat((self._one, reward[:, None], terms), dim=1)
         # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever.
         self._episode.copy_(_zero_where(done, log))
-        for ended in (self._episode_step, self._action, self._last_action):
-            ended.copy_(_zero_where(done, ended))
+        self._episode_step.masked_fill_(done, 0)
+        self._action.masked_fill_(done[:, None], 0.0)
+        self._last_action.masked_fill_(done[:, None], 0.0)
         self._steps += 1
         return _Outcome(final_obs, reward, terminated, truncated, done, log, self.task.reset(numbers))
 

@@ -35,6 +35,6 @@ def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Seq
     folded = copy.deepcopy(network).cpu().requires_grad_(False)
     first = folded[0]
     assert isinstance(first, nn.Linear)
-    first.weight /= std.cpu()
-    first.bias -= first.weight @ mean.cpu()
+    first.weight.div_(std.cpu())
+    first.bias.sub_(first.weight @ mean.cpu())
     return folded

@@ -11,7 +11,7 @@ from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
 from paceline.sim.model import sensed_before_forces
-from paceline.sim.simulation import STATE_FIELDS, blew_up
+from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS, blew_up
 
 _OVERFLOW_WARNINGS = (mujoco.mjtWarning.mjWARN_CONTACTFULL.value, mujoco.mjtWarning.mjWARN_CNSTRFULL.value)
 _BAD_CONTROL_WARNING = mujoco.mjtWarning.mjWARN_BADCTRL.value
@@ -32,6 +32,7 @@ class MujocoSim:
         self._batch = Batch(model, worlds, threads or len(os.sched_getaffinity(0)))
         self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self._live = {name: torch.from_numpy(row) for name, row in self._rows.items() if row.size}
+        self._default_row = self._batch.state[0].copy()
         self._warnings = self._batch.warning
         self._sensed = self._batch.bind("sensordata")
         self._fresh = np.flatnonzero(sensed_before_forces(model))
@@ -46,7 +47,7 @@ class MujocoSim:
         given = (("ctrl", self.ctrl), ("mocap_pos", self.mocap_pos), ("mocap_quat", self.mocap_quat))
         self._outward = [(shown, self._live[name]) for name, shown in moving if shown.numel()]
         self._inward = [(self._live[name], shown) for name, shown in given if shown.numel()]
-        self.failed, self.overflowed = torch.zeros(worlds, dtype=torch.bool), torch.zeros(worlds, dtype=torch.bool)
+        self.failed = self.overflowed = self._nobody = torch.zeros(worlds, dtype=torch.bool)
         self.failures, self.overflows = torch.zeros(worlds, dtype=torch.int64), torch.zeros(worlds, dtype=torch.int64)
 
         self._expanded = {name: self._batch.expand(name) for name in per_world_fields}
@@ -62,11 +63,17 @@ class MujocoSim:
         for shown, live in self._outward:
             shown.copy_(live)
         self._show_sensors(slice(None))
+        self._look_for_faults(raised)
+
+    def _look_for_faults(self, raised: np.ndarray) -> None:
         counts = self._warnings[:, :, 1]
+        if not len(raised) and not counts.any() and _sane(self._rows["qpos"]) and _sane(self._rows["qvel"]):
+            # Almost always, and cheaper to find out for all worlds at once than for each.
+            self.failed = self.overflowed = self._nobody
+            return
         # The engine puts zero in place of a control that is not finite, and goes on; MuJoCo Warp fails, so we do too.
         self.failed = blew_up(self.qpos, self.qvel) | torch.from_numpy(counts[:, _BAD_CONTROL_WARNING] > 0)
-        if len(raised):
-            self.failed[raised] = True
+        self.failed[raised] = True
         self.failures += self.failed
         self.overflowed = torch.from_numpy(counts[:, _OVERFLOW_WARNINGS].any(1))
         self.overflows += self.overflowed
@@ -85,11 +92,13 @@ class MujocoSim:
         if not len(worlds):
             return
         self._take_inputs()
-        self._batch.reset(worlds, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        # A world is its state row: writing the row is what `Batch.reset` does, without the call.
+        self._batch.state[worlds] = self._default_row
         self._rows["qpos"][worlds] = qpos.numpy()[worlds]
         self._rows["qvel"][worlds] = qvel.numpy()[worlds]
         self._show()
-        self.sensordata.numpy()[np.ix_(worlds, self._of_forces)] = 0.0
+        if len(self._of_forces):
+            self.sensordata.numpy()[np.ix_(worlds, self._of_forces)] = 0.0
 
     def _take_inputs(self) -> None:
         """What the task wrote since the last call becomes the engine's."""
@@ -97,6 +106,8 @@ class MujocoSim:
             live.copy_(given)
 
     def _show_sensors(self, columns: slice | np.ndarray) -> None:
+        if not self.model.nsensordata:
+            return
         # A failed world's values may be too large for float32; infinity is right, and no cause for a warning.
         with np.errstate(over="ignore"):
             self.sensordata.numpy()[:, columns] = self._sensed[:, columns]
@@ -136,6 +147,11 @@ class MujocoSim:
         for name, field in self._fields.items():
             self._expanded[name][...] = field.numpy()
         self._batch.set_const()
+
+
+def _sane(rows: np.ndarray) -> bool:
+    """Whether no number is huge, or none at all: a comparison with NaN is false."""
+    return bool(np.abs(rows).max(initial=0.0) < LARGEST_SANE_VALUE)
 
 
 def _call(function, **arguments) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
+from paceline.sim.warp_kernels import look_for_faults, restart
 
 # What mj_setConst derives from masses, inertias, armatures and gears; each must be per world where its source is.
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
@@ -35,71 +36,8 @@ def _warp_stream(device: str, handle: int) -> wp.Stream:
     return wp.Stream(wp.get_device(device), cuda_stream=handle)
 
 
-# State that every model has, and whose default is zero; `_restart` resets it in one kernel.
+# State that every model has, and whose default is zero; `restart` resets it in one kernel.
 _ALWAYS_THERE = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied")
-
-
-@wp.kernel
-def _restart(
-    # in
-    mask: wp.array[bool],
-    start_qpos: wp.array2d[float],
-    start_qvel: wp.array2d[float],
-    # out
-    time: wp.array[float],
-    qpos: wp.array2d[float],
-    qvel: wp.array2d[float],
-    qacc_warmstart: wp.array2d[float],
-    ctrl: wp.array2d[float],
-    qfrc_applied: wp.array2d[float],
-    xfrc_applied: wp.array2d[wp.spatial_vector],
-):
-    world = wp.tid()
-    if not mask[world]:
-        return
-    time[world] = 0.0
-    for i in range(qpos.shape[1]):
-        qpos[world, i] = start_qpos[world, i]
-    for i in range(qvel.shape[1]):
-        qvel[world, i] = start_qvel[world, i]
-        qacc_warmstart[world, i] = 0.0
-        qfrc_applied[world, i] = 0.0
-    for i in range(ctrl.shape[1]):
-        ctrl[world, i] = 0.0
-    for i in range(xfrc_applied.shape[1]):
-        xfrc_applied[world, i] = wp.spatial_vector()
-
-
-@wp.kernel
-def _look_for_faults(
-    # in
-    largest: float,
-    overflow_bits: int,
-    qpos: wp.array2d[float],
-    qvel: wp.array2d[float],
-    # in and out
-    overflow: wp.array[int],
-    failures: wp.array[wp.int64],
-    overflows: wp.array[wp.int64],
-    # out
-    failed: wp.array[bool],
-    overflowed: wp.array[bool],
-):
-    world = wp.tid()
-    sane = bool(True)  # noqa: UP018 (Warp wants this for a variable that a loop changes)
-    # A comparison with NaN is false, so a NaN is not sane.
-    for i in range(qpos.shape[1]):
-        sane = sane and wp.abs(qpos[world, i]) < largest
-    for i in range(qvel.shape[1]):
-        sane = sane and wp.abs(qvel[world, i]) < largest
-    failed[world] = not sane
-    if not sane:
-        failures[world] = failures[world] + wp.int64(1)
-    full = (overflow[world] & overflow_bits) != 0
-    overflowed[world] = full
-    if full:
-        overflows[world] = overflows[world] + wp.int64(1)
-    overflow[world] = 0
 
 
 class WarpSim:
@@ -153,7 +91,7 @@ class WarpSim:
             data, counts = self._data, [wp.from_torch(t) for t in (self.failures, self.overflows)]
             flags = [wp.from_torch(t) for t in (self.failed, self.overflowed)]
             inputs = [LARGEST_SANE_VALUE, _OVERFLOWS, data.qpos, data.qvel, data.overflow, *counts]
-            wp.launch(_look_for_faults, self.worlds, inputs=inputs, outputs=flags)
+            wp.launch(look_for_faults, self.worlds, inputs=inputs, outputs=flags)
         if not self._all_fresh:
             self.sensordata.copy_(self._sensed)
 
@@ -168,7 +106,7 @@ class WarpSim:
         with on_torch_stream(self.device):
             inputs = [wp.from_torch(tensor.contiguous()) for tensor in (mask, qpos, qvel)]
             outputs = [getattr(self._data, name) for name in _ALWAYS_THERE]
-            wp.launch(_restart, self.worlds, inputs=inputs, outputs=outputs)
+            wp.launch(restart, self.worlds, inputs=inputs, outputs=outputs)
         for name, start in self._initial.items():
             live = self._live[name]
             torch.where(mask.view(-1, *[1] * (live.dim() - 1)), start, live, out=live)
