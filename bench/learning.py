@@ -16,14 +16,15 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from importlib.metadata import version
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import matplotlib as mpl
 import rates
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from rsl_rl.env import VecEnv as RslRlVecEnv
@@ -37,9 +38,6 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.learners.ppo import Ppo
 from paceline.tasks.cartpole import ENTRY
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 PLOT = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
 NOT_WORSE = 0.97
@@ -74,6 +72,8 @@ class RecordedEnv(RobotEnv):
     def _end_iteration(self) -> None:
         if len(self._now) < FEWEST_EPISODES:
             self._now = torch.cat((self._before, self._now))[-FEWEST_EPISODES:]
+        if not len(self._now):
+            sys.exit(f"no episode ended in {self._taken_steps} steps of {self.num_envs} worlds: give more --num-envs")
         length, return_ = self._now.mean(0).tolist()
         self.lengths.append(length)
         self.returns.append(return_)
@@ -126,7 +126,6 @@ def rsl_rl_config(ppo: PpoConfig) -> dict[str, Any]:
     }
     return {
         "num_steps_per_env": ppo.horizon,
-        "save_interval": sys.maxsize,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
         "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": ppo.initial_std}},
         "critic": dict(network),
@@ -223,7 +222,7 @@ def write(
         seeds=args.seeds,
         longest_episode_steps=longest,
         learned_at_share_of_longest=LEARNED,
-        settings=asdict(ppo),
+        settings={"Paceline": asdict(ppo), "RSL-RL": rsl_rl_config(ppo)},
         summary=summary,
         paceline_over_rsl_rl=ratios,
         curves={
@@ -240,25 +239,32 @@ def write(
 
 
 def plot(runs: dict[str, list[RecordedEnv]], steps_per_iteration: int, longest: int) -> None:
-    mpl.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for side, envs in runs.items():
         for axes, curves in ((left, [env.lengths for env in envs]), (right, [env.returns for env in envs])):
             values = torch.tensor(curves)
             thousand_steps = torch.arange(1, values.shape[1] + 1) * steps_per_iteration / 1000.0
             low, high = values.amin(0), values.amax(0)
             axes.fill_between(thousand_steps, low, high, color=COLOURS[side], alpha=0.2, linewidth=0)
-            axes.plot(thousand_steps, values.mean(0), color=COLOURS[side], linewidth=1.8, label=side)
-    left.axhline(longest, color="0.5", linewidth=0.8, linestyle=":")
-    left.set(ylabel="mean episode length (steps)", ylim=(0, None))
-    right.set(ylabel="mean episode return (sum of rewards)")
+            axes.plot(thousand_steps, values.mean(0), color=COLOURS[side], linewidth=2, label=side)
+    left.axhline(longest, color="0.35", linewidth=1, linestyle="--")
+    left.annotate("time limit", (0, longest), (6, -12), textcoords="offset points", color="0.35")
+    left.set(ylabel="episode length (steps)", ylim=(0, 1.06 * longest))
+    right.set(ylabel="episode return (sum of rewards)")
     for axes in (left, right):
         axes.set(xlabel="env steps (thousands)", xlim=(0, None))
-        axes.grid(color="0.9", linewidth=0.8)
-    seeds = len(next(iter(runs.values())))
-    left.legend(title=f"mean and range of {seeds} seeds", loc="lower right", frameon=False)
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    seeds = len(runs["Paceline"])
+    right.legend(title=f"mean and range of {seeds} seeds", loc="lower right", frameon=False, alignment="left")
+
+    # A palette is enough for two colours, and a third of the size.
+    image = BytesIO()
+    figure.savefig(image, dpi=180)
     PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, dpi=180)
+    Image.open(image).convert("RGB").quantize(128).save(PLOT, optimize=True)
 
 
 def table(summary: dict[str, Any], ratios: dict[str, Any]) -> Table:

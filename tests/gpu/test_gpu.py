@@ -12,6 +12,7 @@ from rich.console import Console
 
 from paceline import checkpoint
 from paceline.config import PpoConfig, TrainConfig
+from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.run_dir import RunDir
@@ -37,6 +38,14 @@ def test_graphs_compute_what_eager_calls_compute():
             if not name.startswith("seconds/"):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (iteration, name)
     assert getattr(captured._collect, "_graph", None) is not None
+
+
+@pytest.mark.parametrize("count", [1, 5, 32])
+def test_random_numbers_are_the_same_on_every_device(count: int):
+    seed, world, step = 2**40 + 7, torch.arange(3, 99), torch.tensor([[0], [5], [2**31 + 1]])
+    on_cpu = draw.bits(seed, world, step, draw.Stream.ACTION, count)
+    on_gpu = draw.bits(seed, world.to(CUDA), step.to(CUDA), draw.Stream.ACTION, count)
+    assert torch.equal(on_cpu, on_gpu.cpu())
 
 
 def test_both_engines_learn_alike():

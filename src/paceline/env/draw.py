@@ -6,9 +6,12 @@ bijection of a 128-bit counter, here (block, stream, step, world), under a 64-bi
 
 import math
 from enum import IntEnum
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from paceline.env.graph import fuse
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -23,7 +26,7 @@ class Stream(IntEnum):
     MINIBATCH = 2
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Four 32-bit words, held in int64 tensors, for each 128-bit counter."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -36,13 +39,19 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
+@cache
+def _philox_for(device: torch.device):
+    return fuse(philox, device)
+
+
 def bits(seed: int, world: Tensor, step: Tensor, stream: Stream, count: int) -> Tensor:
     """`count` 32-bit words for every pair of world and step (which broadcast), int64 [..., count]."""
     world, step = torch.broadcast_tensors(world, step)
     block = torch.arange(-(-count // 4), device=world.device)
     world, step, block = torch.broadcast_tensors(world[..., None], step[..., None], block)
-    key = (seed & _WORD, (seed >> 32) & _WORD)
-    words = philox((block, torch.full_like(block, int(stream)), step & _WORD, world), key)
+    # Whole tensors, because a compiler may count in 32 bits what it sees being counted up.
+    counter = tuple(t.contiguous() for t in (block, torch.full_like(block, int(stream)), step & _WORD, world))
+    words = _philox_for(world.device)(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return torch.stack(words, dim=-1).flatten(-2)[..., :count]
 
 

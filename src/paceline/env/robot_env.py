@@ -53,7 +53,6 @@ class RobotEnv:
         self._worlds = Worlds(
             self.sim, sensor_columns(self.sim.model), self._action, self._last_action, self._episode_step
         )
-        self._draw = fuse(self._draw_numbers, self.device)
         self._apply = fuse(self._apply_actions, self.device)
         self._judge = fuse(self._judge_step, self.device)
         self._observe = fuse(self._fresh_observations, self.device)
@@ -85,7 +84,9 @@ class RobotEnv:
         return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
 
     def prefetch(self, steps: int) -> None:
-        self._numbers, self._taken = self._draw(steps), 0
+        step = self._steps + torch.arange(steps, device=self.device)[:, None]
+        self._numbers = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
+        self._taken = 0
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -118,10 +119,6 @@ class RobotEnv:
         self.sim.sense()
 
     # The stretches that are tensors alone; on a GPU each is compiled into a few kernels.
-
-    def _draw_numbers(self, steps: int) -> Tensor:
-        step = self._steps + torch.arange(steps, device=self.device)[:, None]
-        return draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
 
     def _apply_actions(self, actions: Tensor) -> None:
         self._last_action.copy_(self._action)

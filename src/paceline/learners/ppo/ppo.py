@@ -84,10 +84,8 @@ class Ppo:
         self._iteration = torch.zeros((), dtype=torch.int64, device=device)
         self._collect = capture(self._roll_out, device, warp=on_gpu)
         self._improve = capture(self._update, device)
-        self._noise = fuse(self._draw_noise, device)
         self._act = fuse(self._choose_actions, device)
         self._samples = fuse(self._pack_samples, device)
-        self._orders = fuse(self._shuffle, device)
         self._losses = fuse(self._minibatch_losses, device)
         self._tame = fuse(self._clip_and_adapt, device)
 
@@ -171,7 +169,7 @@ class Ppo:
 
     # Its parts
 
-    def _draw_noise(self) -> Tensor:
+    def _noise(self) -> Tensor:
         """Standard normal numbers for an iteration's actions, [step, world, actions]."""
         horizon, env = self.config.horizon, self.env
         step = self._iteration * horizon + torch.arange(horizon, device=env.device)[:, None]
@@ -197,7 +195,7 @@ class Ppo:
         seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
 
-    def _shuffle(self) -> Tensor:
+    def _orders(self) -> Tensor:
         """For each epoch an order of the samples, [epoch, step * world], in which every minibatch has the same number
         of time steps from every world, so that it does not matter how the worlds are spread over ranks."""
         epochs, horizon = self.config.epochs, self.config.horizon
