@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from paceline import __version__, interrupts
@@ -242,11 +243,12 @@ def _summarise(result: dict[str, Any], path: Path, console: Console) -> None:
     for fault, meaning in (("failures", "worlds blew up and were reset"), ("overflows", "steps ran out of contacts")):
         if result[fault]:
             console.print(f"  [yellow]{result[fault]} {meaning}[/]")
-    console.print(f"  run      {path}")
+    run = escape(str(path))
+    console.print(f"  run      {run}")
     if result["status"] == "interrupted":
-        console.print(f"  go on    paceline train --resume {path}")
-    console.print(f"  watch    paceline play {path} --video {result['task']}.mp4")
-    console.print(f"  curves   tensorboard --logdir {path}")
+        console.print(f"  go on    paceline train --resume {run}")
+    console.print(f"  watch    paceline play {run} --video {result['task']}.mp4")
+    console.print(f"  curves   tensorboard --logdir {run}")
 
 
 def _tasks(words: list[str], console: Console) -> int:
@@ -257,8 +259,13 @@ def _tasks(words: list[str], console: Console) -> int:
 
     table = Table("task", "what it is", "worlds on a CPU", "on a GPU", box=None, header_style="bold")
     for name in registry.names():
-        entry = registry.find(name)
-        table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
+        try:
+            entry = registry.find(name)
+        except UserError as error:
+            # One package's fault should not hide the others' tasks.
+            table.add_row(name, f"[red]{escape(str(error))}[/]", "", "")
+        else:
+            table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
     console.print(table)
     return 0
 
@@ -269,7 +276,7 @@ def _play(words: list[str], console: Console) -> int:
 
     shown = record(arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed)
     console.print(
-        f"{shown.file}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
+        f"{escape(str(shown.file))}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
         f"mean reward {shown.mean_reward:.3f} per step"
     )
     return 0
@@ -279,7 +286,7 @@ def _export(words: list[str], console: Console) -> int:
     arguments = _parse(ExportArguments, words, "export")
     from paceline.export import export
 
-    console.print(f"{export(arguments.run, arguments.format, arguments.output)}")
+    console.print(escape(str(export(arguments.run, arguments.format, arguments.output))))
     return 0
 
 

@@ -1,7 +1,6 @@
 """A trained policy as one file for use elsewhere, its observation normaliser folded in."""
 
 import contextlib
-import dataclasses
 import importlib
 import io
 import json
@@ -14,9 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint
-from paceline.build import build
-from paceline.distributed.rank import this_rank
+from paceline.build import trained
 from paceline.errors import UserError, unknown
 from paceline.run_dir import RunDir, write_atomically
 
@@ -32,18 +29,12 @@ def export(run: str, format: str, output: Path | None) -> Path:
     """
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    opened = RunDir.open(run)
-    file = output or opened.path / f"policy{SUFFIXES[format]}"
+    file = output or RunDir.open(run).path / f"policy{SUFFIXES[format]}"
     _check_place(file, format)
-    config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=())
-    config.check()
-    saved = checkpoint.load(checkpoint.chosen(run, opened.checkpoints))["learner"]
-    env, learner = build(config, this_rank(()), num_envs=1)
-    learner.load_policy(saved)
-
+    env, learner, config = trained(run)
     policy = learner.policy().eval()
     obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
-    about = {"task": config.task, "iteration": saved["iteration"], "control_seconds": env.control_seconds}
+    about = {"task": config.task, "iteration": learner.iteration, "control_seconds": env.control_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

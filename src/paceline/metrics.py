@@ -65,10 +65,12 @@ class ConsoleProgress:
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
+                TextColumn("iteration"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=12),
+                BarColumn(bar_width=10),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(compact=True),
+                TextColumn("left"),
                 console=console,
             )
             self._bar.start()

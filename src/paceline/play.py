@@ -1,7 +1,6 @@
 """A trained policy at work, as a video; drawn without a screen."""
 
 import copy
-import dataclasses
 import functools
 import importlib
 import io
@@ -22,9 +21,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from paceline import checkpoint
-from paceline.build import build
-from paceline.distributed.rank import this_rank
+from paceline.build import trained
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.run_dir import RunDir, write_atomically
@@ -54,14 +51,11 @@ class Shown:
 def record(run: str, video: Path | None, seconds: float, width: int, height: int, seed: int) -> Shown:
     """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4."""
     _check(video, seconds, width, height)
-    opened = RunDir.open(run)
-    config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=(), seed=seed)
-    config.check()
-    saved = checkpoint.load(checkpoint.chosen(run, opened.checkpoints))["learner"]
-    file = video or opened.videos / f"iteration_{saved['iteration']:04d}.mp4"
+    if video:
+        _check_place(video)
+    env, learner, _ = trained(run, seed)
+    file = video or RunDir.open(run).videos / f"iteration_{learner.iteration:04d}.mp4"
     _check_place(file)
-    env, learner = build(config, this_rank(()), num_envs=1)
-    learner.load_policy(saved)
 
     steps = max(1, round(seconds / env.control_seconds))
     act = _Act(env, learner.policy(), steps)

@@ -43,7 +43,7 @@ class RunDir:
     def plan(cls, path: Path | None, task: str) -> "RunDir":
         """A directory for a new run, checked but not yet made, so that a run that cannot start leaves nothing."""
         path = path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+        nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
         if not nearest.is_dir():
             raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
         if not os.access(nearest, os.W_OK | os.X_OK):
@@ -69,9 +69,9 @@ class RunDir:
         path = Path(run)
         if path.is_file() and path.parent.name == "checkpoints":
             path = path.parent.parent
-        if not path.exists():
+        if not os.path.exists(path):
             raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
-        if not (path / "run.yaml").is_file():
+        if not os.path.isfile(path / "run.yaml"):
             raise UserError(f"{run} is not a run: it has no run.yaml")
         return cls(path)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from paceline import checkpoint
 from paceline.build import build
@@ -92,7 +93,7 @@ class Session:
             f"[bold]{config.task}[/]: {config.num_envs} worlds on {_describe(self.rank.device)}, "
             f"engine {choose_engine(config.engine, self.rank.device)}, {config.learner}, seed {config.seed}\n"
             f"{config.max_iterations} iterations of {self.steps_per_iteration:,} env steps{start} "
-            f"-> [bold]{self.run.path}[/]",
+            f"-> [bold]{escape(str(self.run.path))}[/]",
             highlight=False,
             soft_wrap=True,
         )

@@ -17,6 +17,8 @@ def fuse(work: Callable[P, T], device: torch.device) -> Callable[P, T]:
     """
     if device.type != "cuda" or find_spec("triton") is None:
         return work
+    # Each object's method and each shape is compiled by itself, and there may be many of them in a process.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     return torch.compile(work, fullgraph=True, dynamic=False)
 
 

@@ -21,6 +21,10 @@ class Learner(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None: ...
 
+    def load_policy(self, state: dict[str, Any]) -> None:
+        """Of that, only what acts: enough to play and to export, in any number of worlds."""
+        ...
+
     def policy(self) -> nn.Module:
         """From the observations of group "policy", [batch, n], to actions, with the normaliser folded in."""
         ...

@@ -3,6 +3,8 @@
 import copy
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 
 import mujoco
 import numpy as np
@@ -59,7 +61,7 @@ class MujocoSim:
 
     def step(self, substeps: int) -> None:
         self._take_inputs()
-        raised = _call(self._batch.step, nstep=substeps)
+        raised = _call(Batch.step, self._batch, nstep=substeps)
         for shown, live in self._outward:
             shown.copy_(live)
         self._show_sensors(slice(None))
@@ -84,7 +86,7 @@ class MujocoSim:
         if not len(self._fresh):
             return
         self._take_inputs()
-        _call(self._batch.forward, stage=mujoco.mjtStage.mjSTAGE_VEL.value)
+        _call(Batch.forward, self._batch, stage=mujoco.mjtStage.mjSTAGE_VEL.value)
         self._show_sensors(self._fresh)
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
@@ -154,13 +156,19 @@ def _sane(rows: np.ndarray) -> bool:
     return bool(np.abs(rows).max(initial=0.0) < LARGEST_SANE_VALUE)
 
 
-def _call(function, **arguments) -> np.ndarray:
+def _call(function: Callable[..., None], batch: Batch, **arguments: int) -> np.ndarray:
     """Run a batch call; the worlds in which the engine itself raised keep the state they had, and are returned."""
     try:
-        function(**arguments)
+        function(batch, **arguments)
     except SimulationError as error:
+        _tell_once(batch.error(int(error.ids[0])))
         return error.ids
     return np.empty(0, dtype=np.int64)
+
+
+@cache
+def _tell_once(message: str) -> None:
+    print(f"MuJoCo: {message}", file=sys.stderr)
 
 
 def _print_unless_counted(message: str) -> None:

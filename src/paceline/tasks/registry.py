@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from paceline.config import PpoConfig
 from paceline.env.task import Task
@@ -41,11 +41,21 @@ def find(name: str) -> TaskEntry:
     others = _others()
     if name not in others:
         raise unknown("task", name, names())
-    entry = others[name].load()
+    point = others[name]
+    try:
+        entry = point.load()
+    except Exception as error:
+        raise UserError(f"task {name!r} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(entry, TaskEntry):
-        raise UserError(f"task {name!r} ({others[name].value}) is not a TaskEntry but {type(entry).__name__}")
+        raise UserError(f"task {name!r} ({point.value}) is not a TaskEntry but {type(entry).__name__}")
     return entry
 
 
-def _others():
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+def _others() -> dict[str, EntryPoint]:
+    """Other packages' tasks; a name that two of them claim would be a matter of luck, so it is refused."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=ENTRY_POINTS):
+        rival = found.setdefault(point.name, point)
+        if rival != point:
+            raise UserError(f"two packages have a task {point.name!r}: {rival.value} and {point.value}; uninstall one")
+    return found

@@ -280,7 +280,6 @@ class Ppo:
         for name, tensor in self._adam.state[self._flat.values].items():
             tensor.copy_(state["adam"][name])
         self._learning_rate.copy_(state["learning_rate"])
-        self.iteration = state["iteration"]
         self._iteration.fill_(self.iteration)
         for group, obs in self._obs.items():
             obs.copy_(state["obs"][group])
@@ -288,6 +287,7 @@ class Ppo:
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Networks and normalisers alone: enough to play and to export."""
+        self.iteration = state["iteration"]
         self._networks.load_state_dict(state["networks"])
         for group, statistics in self.normalizers.items():
             statistics.load_state(state["normalizers"][group])
