@@ -115,6 +115,23 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     assert "cartpole" in paceline("tasks", cwd=tmp_path).stdout
 
 
+def test_a_resumed_run_stays_in_its_directory(tmp_path: Path, tiny_run: Path):
+    done = paceline("train", "--resume", str(tiny_run), "--run-dir", "elsewhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--run-dir elsewhere with --resume" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_that_cannot_go_on_says_why_and_exits_1(tmp_path: Path):
+    words = ["--ppo.learning-rate", "1e30", "--ppo.desired-kl", "0", "--max-iterations", "50", "--run-dir", "run"]
+    done = paceline("train", "cartpole", *SMALL, *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "became" in done.stderr
+    assert "smaller --ppo.learning-rate" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
 def test_isaac_lab_spellings_are_understood(tmp_path: Path):
     words = ["--task=cartpole", "--headless", "--num_envs", "8", "--max_iterations", "1", "--run-dir", "run"]
     done = paceline("train", *words, cwd=tmp_path)

@@ -51,7 +51,8 @@ class TrainArguments:
     engine: str = "auto"
     """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs)."""
     gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
-    """GPUs, relative to CUDA_VISIBLE_DEVICES; none is the CPU. By default the first GPU, or else the CPU."""
+    """GPUs, relative to CUDA_VISIBLE_DEVICES; none is the CPU. By default the first GPU, or else the CPU; a resumed run
+    stays where it was."""
     logger: str = "tensorboard"
     """tensorboard or none."""
     checkpoint_every: Annotated[int, arg(metavar="N")] = 50
@@ -126,8 +127,9 @@ def _dispatch(words: list[str], console: Console) -> int:
 
 def _train(words: list[str], console: Console) -> int:
     # The task decides which options there are and their defaults, so it is looked for before all else.
-    stored, run, rest = _stored_run(words)
-    task, rest = _take_task(rest, stored.task if stored else None)
+    run = _run_to_resume(words)
+    stored = run.config() if run else None
+    task, rest = _take_task(words, stored.task if stored else None)
     if task is None:
         if any(word in ("-h", "--help") for word in rest):
             _parse(TrainArguments, rest, "train TASK")
@@ -137,23 +139,28 @@ def _train(words: list[str], console: Console) -> int:
 
     from paceline import checkpoint
     from paceline.run_dir import RunDir
-    from paceline.train import train
+    from paceline.train import TrainingFailedError, train
 
     config = _config(task, arguments)
-    config.check()
     if arguments.distributed:
         _refuse_without_launcher()
     if run is None:
         run, resume_from = RunDir.plan(arguments.run_dir, task), None
+    elif arguments.run_dir:
+        raise UserError(f"--run-dir {arguments.run_dir} with --resume: a resumed run stays in its own directory")
     else:
         resume_from = checkpoint.chosen(arguments.resume, run.checkpoints)
-    result = train(config, run, console, resume_from)
+    try:
+        result = train(config, run, console, resume_from)
+    except TrainingFailedError as error:
+        print(f"paceline: training failed: {error}; the run is in {run.path}", file=sys.stderr)
+        return 1
     _summarise(result, run.path, console)
     return 0 if result["status"] == "completed" else interrupts.EXIT_CODE
 
 
-def _stored_run(words: list[str]) -> "tuple[TrainConfig | None, RunDir | None, list[str]]":
-    """The run that --resume names, if it is there."""
+def _run_to_resume(words: list[str]) -> "RunDir | None":
+    """The run that --resume names, looked for before parsing because its task decides how to parse."""
     value = None
     for i, word in enumerate(words):
         if word == "--resume" and i + 1 < len(words):
@@ -161,11 +168,10 @@ def _stored_run(words: list[str]) -> "tuple[TrainConfig | None, RunDir | None, l
         elif word.startswith("--resume="):
             value = word.removeprefix("--resume=")
     if value is None:
-        return None, None, words
+        return None
     from paceline.run_dir import RunDir
 
-    run = RunDir.open(value, next((word for word in words[:1] if not word.startswith("-")), None))
-    return run.config(), run, words
+    return RunDir.open(value, task=words[0] if not words[0].startswith("-") else None)
 
 
 def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[str]]:
@@ -194,8 +200,9 @@ def _arguments_for(task: str, stored: "TrainConfig | None") -> type:
     env, ppo, defaults = entry.task(), entry.ppo, {"max_iterations": entry.max_iterations}
     if stored:
         env = from_dict(entry.task, stored.env, f"options of task {task}")
-        names = {f.name for f in dataclasses.fields(TrainArguments)} - {"gpu_ids"}
+        names = {f.name for f in dataclasses.fields(TrainArguments)}
         ppo, defaults = stored.ppo, {k: v for k, v in vars(stored).items() if k in names}
+        defaults["gpu_ids"] = tuple(str(gpu) for gpu in stored.gpu_ids) or ("none",)
     own = [
         (f.name, f.type, dataclasses.field(default=defaults.get(f.name, f.default)))
         for f in dataclasses.fields(TrainArguments)

@@ -22,6 +22,7 @@ from paceline.env import draw
 from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
 from paceline.learners.policies import fold_normalizer, mlp
+from paceline.learners.ppo.objective import divergence, hand_derived, log_prob, objective
 from paceline.learners.ppo.returns import advantages
 
 _LEARNING_RATES = (1e-5, 1e-2)
@@ -82,7 +83,9 @@ class Ppo:
 
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
         self._iteration = torch.zeros((), dtype=torch.int64, device=device)
-        self._collect = capture(self._roll_out, device, warp=on_gpu)
+        # Inference mode makes an operation on a CPU cheaper still than no_grad does; a compiler does not take it.
+        roll_out = torch.no_grad()(self._roll_out) if on_gpu else torch.inference_mode()(self._roll_out)
+        self._collect = capture(roll_out, device, warp=on_gpu)
         self._improve = capture(self._update, device)
         self._act = fuse(self._choose_actions, device)
         self._samples = fuse(self._pack_samples, device)
@@ -107,7 +110,6 @@ class Ppo:
             "seconds/update": update_seconds,
         }
 
-    @torch.no_grad()
     def _roll_out(self) -> Rollout:
         horizon, env = self.config.horizon, self.env
         env.prefetch(horizon)
@@ -191,7 +193,7 @@ class Ppo:
         )
         target = advantage + value
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        scalars = torch.stack((advantage, target, value, _log_prob(rollout.noise, rollout.log_std)), dim=-1)
+        scalars = torch.stack((advantage, target, value, log_prob(rollout.noise, rollout.log_std)), dim=-1)
         seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
 
@@ -224,24 +226,12 @@ class Ppo:
         obs, critic_obs, action, old_mean, scalars = minibatch.split(
             (width, critic_width, self.env.actions, self.env.actions, 4), dim=1
         )
-        advantage, target, old_value, old_log_prob = scalars.unbind(1)
-
-        mean = self.actor(obs)
-        ratio = (_log_prob((action - mean) / self.log_std.exp(), self.log_std) - old_log_prob).exp()
-        clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
-        surrogate = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-
-        value = self.critic(critic_obs if critic_width else obs).squeeze(-1)
-        value_loss = (value - target).square()
-        if config.clip_value:
-            near = old_value + (value - old_value).clamp(-config.clip, config.clip)
-            value_loss = torch.maximum(value_loss, (near - target).square())
-        value_loss = value_loss.mean()
-
-        entropy = self.log_std.sum() + self.env.actions * 0.5 * math.log(2.0 * math.pi * math.e)
-        loss = surrogate + config.value_weight * value_loss - config.entropy_weight * entropy
-        kl = _divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
-        return loss, (surrogate.detach(), value_loss.detach(), entropy.detach()), kl
+        mean, value = self.actor(obs), self.critic(critic_obs if critic_width else obs).squeeze(-1)
+        # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
+        compute = objective if self.env.device.type == "cuda" else hand_derived
+        loss, *parts = compute(mean, self.log_std, value, action, scalars.unbind(1), config)
+        kl = divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
+        return loss, tuple(parts), kl
 
     @torch.no_grad()
     def _clip_and_adapt(self, kl: Tensor) -> Tensor:
@@ -291,17 +281,6 @@ class Ppo:
         self._networks.load_state_dict(state["networks"])
         for group, statistics in self.normalizers.items():
             statistics.load_state(state["normalizers"][group])
-
-
-def _log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
-    """Log density of actions that lie `noise` standard deviations from the mean, [...]."""
-    return (-0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
-
-
-def _divergence(old_mean: Tensor, old_log_std: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Mean Kullback-Leibler divergence of the new from the old normal distribution, a scalar."""
-    moved = (2.0 * old_log_std).exp() + (old_mean - mean).square()
-    return (log_std - old_log_std + 0.5 * moved * (-2.0 * log_std).exp() - 0.5).sum(-1).mean()
 
 
 class _Clock:
