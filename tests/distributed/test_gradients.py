@@ -8,7 +8,7 @@ def test_one_buffer_holds_all_parameters_and_one_their_gradient():
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     twin.load_state_dict(module.state_dict())
-    flat = FlatParameters(module)
+    flat = FlatParameters(list(module[0].parameters()), list(module[2].parameters()))
     rows = torch.randn(5, 3)
     flat.differentiate(module(rows).square().sum())
     expected = torch.autograd.grad(twin(rows).square().sum(), list(twin.parameters()))
@@ -18,11 +18,9 @@ def test_one_buffer_holds_all_parameters_and_one_their_gradient():
     assert all(not parameter.any() for parameter in module.parameters())
 
 
-def test_clipping_keeps_the_direction_and_returns_the_norm():
-    module = nn.Linear(2, 1, bias=False)
-    flat = FlatParameters(module)
-    flat.gradient.copy_(torch.tensor([3.0, 4.0]))
-    assert flat.clip(1.0) == 5.0
-    torch.testing.assert_close(flat.gradient, torch.tensor([0.6, 0.8]))
-    flat.clip(10.0)
-    torch.testing.assert_close(flat.gradient, torch.tensor([0.6, 0.8]))
+def test_each_group_is_clipped_by_its_own_norm():
+    modules = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    flat = FlatParameters(*(list(module.parameters()) for module in modules))
+    flat.gradient.copy_(torch.tensor([3.0, 4.0, 0.3, 0.4]))
+    torch.testing.assert_close(flat.clip(1.0), torch.tensor([5.0, 0.5]))
+    torch.testing.assert_close(flat.gradient, torch.tensor([0.6, 0.8, 0.3, 0.4]))

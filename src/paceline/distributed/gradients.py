@@ -1,25 +1,24 @@
-"""A network's parameters, and their gradient, as flat buffers."""
+"""Networks' parameters, and their gradient, as flat buffers."""
 
 import torch
 from torch import Tensor, nn
 
 
 class FlatParameters:
-    """Makes every parameter of a module a view of `values`, beside one flat `gradient`.
+    """Makes every parameter of some groups a view of `values`, beside one flat `gradient`.
 
-    One optimiser step, one norm and one collective then serve all layers at once.
+    One optimiser step and one collective then serve all layers at once.
     """
 
-    def __init__(self, module: nn.Module):
-        self._parameters = list(module.parameters())
+    def __init__(self, *groups: list[nn.Parameter]):
+        self._parameters = [parameter for group in groups for parameter in group]
         self.values = nn.Parameter(torch.cat([p.detach().flatten() for p in self._parameters]))
         self.gradient = torch.zeros_like(self.values, requires_grad=False)
         self.values.grad = self.gradient
-        start = 0
-        for parameter in self._parameters:
-            part = slice(start, start + parameter.numel())
-            parameter.data = self.values.data[part].view_as(parameter)
-            start = part.stop
+        parts = self.values.data.split([p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.data = part.view_as(parameter)
+        self._group_sizes = [sum(p.numel() for p in group) for group in groups]
 
     def differentiate(self, loss: Tensor) -> None:
         """Put the gradient of `loss` into `gradient`."""
@@ -27,7 +26,9 @@ class FlatParameters:
         torch.cat([part.flatten() for part in parts], out=self.gradient)
 
     def clip(self, largest_norm: float) -> Tensor:
-        """Scale the gradient down to `largest_norm`; return the norm it had."""
-        norm = torch.linalg.vector_norm(self.gradient)
-        self.gradient *= (largest_norm / (norm + 1e-6)).clamp(max=1.0)
-        return norm
+        """Scale each group's gradient down to `largest_norm`; return the norms they had, [group]."""
+        parts = self.gradient.split(self._group_sizes)
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in parts])
+        scales = (largest_norm / (norms + 1e-6)).clamp(max=1.0)
+        self.gradient.copy_(torch.cat([part * scale for part, scale in zip(parts, scales.unbind(0), strict=True)]))
+        return norms

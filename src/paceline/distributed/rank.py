@@ -38,6 +38,11 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
     return Rank(0, 1, socket.gethostname(), torch.device("cuda", gpu_ids[0]) if gpu_ids else torch.device("cpu"))
 
 
+def usable_cores() -> int:
+    """Cores this process may use: fewer than the machine has, in a container or under a scheduler."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def tune_torch(device: torch.device) -> None:
     """Set torch up for many small operations beside a simulation."""
     if device.type == "cpu":

@@ -1,7 +1,6 @@
 """MuJoCo's C engine: many worlds over all cores, in float64, shown to tasks as float32."""
 
 import copy
-import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -12,6 +11,7 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
+from paceline.distributed.rank import usable_cores
 from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS, blew_up
 
@@ -31,7 +31,7 @@ class MujocoSim:
         if mujoco.get_mju_user_warning() is None:
             mujoco.set_mju_user_warning(_print_unless_counted)
         self.model, self.worlds, self.device = model, worlds, torch.device("cpu")
-        self._batch = Batch(model, worlds, threads or len(os.sched_getaffinity(0)))
+        self._batch = Batch(model, worlds, threads or usable_cores())
         self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self._live = {name: torch.from_numpy(row) for name, row in self._rows.items() if row.size}
         self._default_row = self._batch.state[0].copy()

@@ -5,7 +5,6 @@ random numbers are functions of (seed, world, step), so k ranks with N/k worlds 
 """
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.config import PpoConfig
 from paceline.distributed.gradients import FlatParameters
-from paceline.distributed.rank import torch_threads
+from paceline.distributed.rank import torch_threads, usable_cores
 from paceline.distributed.statistics import RunningStatistics
 from paceline.env import draw
 from paceline.env.graph import capture, fuse
@@ -29,7 +28,8 @@ _LEARNING_RATES = (1e-5, 1e-2)
 # Numbers in a layer's output from which two threads were faster than one (measured: 1.1 times here, 1.35 at twice it).
 _SHARED_LAYER = 2**18
 _FAULT_NAMES = ("failures", "overflows")
-_LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl", "policy/gradient_norm")
+_LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
+_NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Ppo:
 
         self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         self._networks.register_parameter("log_std", self.log_std)
-        self._flat = FlatParameters(self._networks)
+        # Clipped apart: a large error of the critic is no reason for the actor to take a smaller step.
+        self._flat = FlatParameters([self.log_std, *self.actor.parameters()], list(self.critic.parameters()))
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
         on_gpu = device.type == "cuda"
         self._adam = torch.optim.Adam([self._flat.values], self._learning_rate, fused=True, capturable=on_gpu)
@@ -87,6 +88,8 @@ class Ppo:
         roll_out = torch.no_grad()(self._roll_out) if on_gpu else torch.inference_mode()(self._roll_out)
         self._collect = capture(roll_out, device, warp=on_gpu)
         self._improve = capture(self._update, device)
+        # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
+        self._objective = objective if on_gpu else hand_derived
         self._act = fuse(self._choose_actions, device)
         self._samples = fuse(self._pack_samples, device)
         self._losses = fuse(self._minibatch_losses, device)
@@ -103,7 +106,8 @@ class Ppo:
         clock.lap()
         values = summary.tolist()
         self.iteration += 1
-        names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *_LOSS_NAMES, "policy/learning_rate", "policy/std")
+        descent = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", "policy/std")
+        names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *descent)
         collect_seconds, update_seconds = clock.laps()
         return dict(zip(names, values, strict=True)) | {
             "seconds/collect": collect_seconds,
@@ -167,7 +171,7 @@ class Ppo:
     def _update_threads(self) -> int:
         """On a CPU the update is done by one thread, unless a layer is large enough for several to share."""
         layer = self.env.num_envs * self.config.horizon // self.config.minibatches * max(self.config.hidden)
-        return len(os.sched_getaffinity(0)) if layer >= _SHARED_LAYER else 1
+        return usable_cores() if layer >= _SHARED_LAYER else 1
 
     # Its parts
 
@@ -207,12 +211,12 @@ class Ppo:
         return (order + torch.arange(self.env.num_envs, device=self.env.device)).flatten(1)
 
     def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> Tensor:
-        """One gradient step; returns `_LOSS_NAMES`."""
+        """One gradient step; returns `_LOSS_NAMES` and `_NORM_NAMES`."""
         loss, parts, kl = self._losses(minibatch, old_log_std)
         self._flat.differentiate(loss)
-        norm = self._tame(kl)
+        norms = self._tame(kl)
         self._adam.step()
-        return torch.stack((*parts, kl, norm))
+        return torch.cat((torch.stack((*parts, kl)), norms))
 
     def _choose_actions(self, obs: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         """The policy's mean and, off it by `push`, the action."""
@@ -227,16 +231,14 @@ class Ppo:
             (width, critic_width, self.env.actions, self.env.actions, 4), dim=1
         )
         mean, value = self.actor(obs), self.critic(critic_obs if critic_width else obs).squeeze(-1)
-        # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
-        compute = objective if self.env.device.type == "cuda" else hand_derived
-        loss, *parts = compute(mean, self.log_std, value, action, scalars.unbind(1), config)
+        loss, *parts = self._objective(mean, self.log_std, value, action, scalars.unbind(1), config)
         kl = divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
         return loss, tuple(parts), kl
 
     @torch.no_grad()
     def _clip_and_adapt(self, kl: Tensor) -> Tensor:
         """Clip the gradient, and follow the divergence with the learning rate: slower when the policy moves more than
-        twice as far as desired, faster below half of it. Returns the gradient's norm."""
+        twice as far as desired, faster below half of it. Returns the gradients' norms."""
         goal = self.config.desired_kl
         if goal:
             factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0

@@ -1,0 +1,64 @@
+"""What a GPU compiles, traced here without one: each stretch must be a single graph, and compute the same."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.config import PpoConfig
+from paceline.env.robot_env import RobotEnv
+from paceline.learners.ppo import Ppo
+from paceline.learners.ppo.objective import objective
+from paceline.tasks import registry
+
+SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
+
+
+def compiled(work: Any) -> Any:
+    """As `env.graph.fuse` compiles it, up to where a GPU's code would be written."""
+    return torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
+def tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    if dataclasses.is_dataclass(result):
+        result = list(vars(result).values())
+    return [t for part in (result.values() if isinstance(result, dict) else result or ()) for t in tensors(part)]
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_an_env_step_is_three_graphs_around_the_physics(name: str):
+    plain, fused = (RobotEnv(registry.find(name).task(), 5, seed=2) for _ in range(2))
+    for stretch in ("_apply", "_judge", "_observe"):
+        setattr(fused, stretch, compiled(getattr(fused, stretch)))
+    actions = torch.linspace(-2.0, 2.0, 5 * plain.actions).view(5, plain.actions)
+    with torch.no_grad():
+        for _ in range(4):
+            for ours, theirs in zip(tensors(fused.step(actions)), tensors(plain.step(actions)), strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+def test_the_stretches_of_ppo_are_graphs():
+    plain, fused = (Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0) for _ in range(2))
+    for stretch in ("_act", "_samples", "_losses", "_tame"):
+        setattr(fused, stretch, compiled(getattr(fused, stretch)))
+    fused._collect, fused._objective = torch.no_grad()(fused._roll_out), objective
+    for _ in range(2):
+        ours, theirs = fused.learn(), plain.learn()
+        for name in theirs:
+            if not name.startswith("seconds/"):
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+
+
+def test_the_objective_is_a_graph():
+    mean, value = torch.randn(8, 2, requires_grad=True), torch.randn(8, requires_grad=True)
+    log_std = torch.zeros(2, requires_grad=True)
+    action, scalars = torch.randn(8, 2), torch.randn(8, 4).unbind(1)
+    work = compiled(lambda: objective(mean, log_std, value, action, scalars, SMALL))
+    ours = torch.autograd.grad(work()[0], (mean, log_std, value))
+    theirs = torch.autograd.grad(objective(mean, log_std, value, action, scalars, SMALL)[0], (mean, log_std, value))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
