@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,12 +251,22 @@ def _summarise(result: dict[str, Any], path: Path, console: Console) -> None:
     for fault, meaning in (("failures", "worlds blew up and were reset"), ("overflows", "steps ran out of contacts")):
         if result[fault]:
             console.print(f"  [yellow]{result[fault]} {meaning}[/]")
-    run = escape(str(path))
+    run, paceline, tensorboard = (escape(word) for word in (str(path), _program("paceline"), _program("tensorboard")))
     console.print(f"  run      {run}")
     if result["status"] == "interrupted":
-        console.print(f"  go on    paceline train --resume {run}")
-    console.print(f"  watch    paceline play {run} --video {result['task']}.mp4")
-    console.print(f"  curves   tensorboard --logdir {run}")
+        console.print(f"  go on    {paceline} train --resume {run}")
+    console.print(f"  watch    {paceline} play {run} --video {result['task']}.mp4")
+    console.print(f"  curves   {tensorboard} --logdir {run}")
+
+
+def _program(name: str) -> str:
+    """How to call this environment's program from where the user is, also if the environment is not activated."""
+    here = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if not here.exists() or (found and Path(found).samefile(here)):
+        return name
+    near = os.path.relpath(here)
+    return str(here) if near.startswith("..") else near
 
 
 def _tasks(words: list[str], console: Console) -> int:
