@@ -82,6 +82,18 @@ def test_another_programs_safetensors_file_is_refused(tmp_path: Path):
         checkpoint.load(file)
 
 
+def test_a_damaged_best_points_to_the_newest(tmp_path: Path):
+    newest = save(tmp_path, 1, best=True)
+    (tmp_path / checkpoint.BEST).write_bytes(b"")
+    with pytest.raises(UserError, match=f"truncated or damaged.*use the newest, .*{newest.name}"):
+        checkpoint.load(tmp_path / checkpoint.BEST)
+
+
+def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoint.load(tmp_path / "iteration_00000001.safetensors")
+
+
 def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path):
     script = (
         "import sys, torch; from pathlib import Path; from paceline import checkpoint\n"

@@ -39,6 +39,18 @@ BAD = {
     "uneven minibatches": (["train", "cartpole", "--ppo.minibatches", "7"], ["--ppo.minibatches 7", "divide"]),
     "bad discount": (["train", "cartpole", "--ppo.discount", "1.5"], ["--ppo.discount 1.5", "between 0 and 1"]),
     "negative seed": (["train", "cartpole", "--seed", "-1"], ["--seed -1"]),
+    "too many worlds": (["train", "cartpole", "--num-envs", "2000000000"], ["--num-envs 2000000000", "at most"]),
+    "a value that is no number": (["train", "cartpole", "--num-envs", "many"], ["--num-envs", "'many'"]),
+    "a value that is not whole": (["train", "cartpole", "--seed", "1e3"], ["--seed", "'1e3'"]),
+    "a missing value": (["train", "cartpole", "--resume"], ["--resume"]),
+    "no physics steps": (["train", "cartpole", "--env.decimation", "0"], ["--env.decimation 0", "at least 1"]),
+    "no time": (["train", "cartpole", "--env.episode-seconds", "0"], ["--env.episode-seconds 0", "above 0"]),
+    "infinite force": (["train", "cartpole", "--env.force-newtons", "inf"], ["--env.force-newtons inf", "finite"]),
+    "learning rate out of range": (
+        ["train", "cartpole", "--ppo.learning-rate", "1"],
+        ["--ppo.learning-rate 1", "0.01"],
+    ),
+    "options before the task": (["train", "--seed", "-1", "cartpole"], ["--seed -1"]),
     "missing GPU": (["train", "cartpole", "--gpu-ids", "3"], ["--gpu-ids 3", "no such GPU"]),
     "odd GPU": (["train", "cartpole", "--gpu-ids", "first"], ["--gpu-ids first", "all, or none"]),
     "resume nothing": (["train", "--resume", "auto"], ["no run with a checkpoint under runs"]),
@@ -61,14 +73,6 @@ def test_bad_input_is_one_clear_line_exit_2_and_nothing_left_behind(case: str, t
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == [file_in_the_way]
     assert file_in_the_way.read_text() == "mine"
-
-
-@pytest.mark.parametrize("value", ["many", "3.5"])
-def test_a_value_of_the_wrong_type_exits_2(value: str, tmp_path: Path):
-    done = paceline("train", "cartpole", "--num-envs", value, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--num-envs" in done.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_unwritable_run_directory_is_refused(tmp_path: Path):
@@ -132,6 +136,66 @@ def test_training_that_cannot_go_on_says_why_and_exits_1(tmp_path: Path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
 
 
+def test_a_run_made_for_other_networks_is_refused_in_one_line(tmp_path: Path, tiny_run: Path):
+    done = paceline("train", "--resume", str(tiny_run), "--ppo.hidden", "5", "--max-iterations", "9", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "does not fit" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("num_envs: abc", "num_envs is 'abc'"),
+        ("seed: 1.5", "seed is 1.5"),
+        ("gpu_ids: 0", "gpu_ids is 0"),
+        ("nun_envs: 4", "did you mean 'num_envs'"),
+        ("ppo: {activation: gelu}", "activation is 'gelu'"),
+        ("ppo: 3", "ppo is 3"),
+        ("task: [", "not valid YAML"),
+    ],
+)
+def test_a_run_yaml_edited_by_hand_is_checked(line: str, said: str, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.yaml").write_text(f"task: cartpole\nenv: {{}}\n{line}\n")
+    done = paceline("train", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_runs_started_at_the_same_moment_get_directories_of_their_own(tmp_path: Path):
+    words = [*PACELINE, "train", "cartpole", *SMALL, "--max-iterations", "1", "--run-dir", "run"]
+    processes = [
+        subprocess.Popen([*words, "--seed", str(i)], cwd=tmp_path, stdout=subprocess.DEVNULL) for i in range(3)
+    ]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    ran = [(path / "run.yaml").read_text().split("seed: ")[1][0] for path in tmp_path.iterdir()]
+    assert sorted(ran) == ["0", "1", "2"]
+
+
+def test_a_run_in_training_is_not_resumed_beside_itself(tmp_path: Path):
+    process = start(tmp_path, "--num-envs", "16", "--checkpoint-every", "1")
+    try:
+        done = paceline("train", "--resume", "run", cwd=tmp_path)
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "running"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert done.returncode == 2
+    assert "being trained by another process" in done.stderr
+
+
+def test_closing_the_output_early_does_not_end_the_run(tmp_path: Path):
+    words = " ".join([*PACELINE, "train", "cartpole", *SMALL, "--max-iterations", "5", "--run-dir", "run"])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -c 1"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
+
+
 def test_isaac_lab_spellings_are_understood(tmp_path: Path):
     words = ["--task=cartpole", "--headless", "--num_envs", "8", "--max_iterations", "1", "--run-dir", "run"]
     done = paceline("train", *words, cwd=tmp_path)
@@ -150,8 +214,8 @@ def test_warp_is_not_imported_on_a_cpu(tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def start_and_interrupt(cwd: Path, *words: str) -> subprocess.Popen[str]:
-    """A training process, sent SIGINT once its run directory holds events."""
+def start(cwd: Path, *words: str) -> subprocess.Popen[str]:
+    """A training process that has begun its first iteration."""
     process = subprocess.Popen(
         [*PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
         cwd=cwd,
@@ -165,7 +229,6 @@ def start_and_interrupt(cwd: Path, *words: str) -> subprocess.Popen[str]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
     return process
 
 
@@ -174,8 +237,12 @@ def start_and_interrupt(cwd: Path, *words: str) -> subprocess.Popen[str]:
     [["--num-envs", "16"], ["--num-envs", "1024", "--ppo.horizon", "512"]],
     ids=["short iterations", "an iteration of many seconds"],
 )
-def test_ctrl_c_ends_with_a_checkpoint_to_resume_from(words: list[str], tmp_path: Path):
-    process = start_and_interrupt(tmp_path, *words)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_or_a_lost_terminal_ends_with_a_checkpoint_to_resume_from(
+    words: list[str], number: signal.Signals, tmp_path: Path
+):
+    process = start(tmp_path, *words)
+    process.send_signal(number)
     asked = time.monotonic()
     stdout, stderr = process.communicate(timeout=60)
     # Two seconds on an idle machine; the bound here leaves room for a busy one.

@@ -148,7 +148,7 @@ def test_a_missing_extra_is_named_with_what_to_install(package: str, tiny_run: P
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr == (
-        f"paceline: --format onnx needs the package {package}: pip install 'paceline[onnx]', "
+        f"paceline: --format onnx needs the package {package}: pip install onnx onnxscript, "
         "or use --format torchscript\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,44 @@ def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_che
     assert [file.name for file in checkpoint.listing(directory.checkpoints)][-1] == "iteration_00000018.safetensors"
 
 
+def test_a_resume_from_the_best_checkpoint_is_kept_and_goes_on(tmp_path: Path):
+    directory = run(tmp_path / "run", 15, checkpoint_every=5)
+    best, early = directory.checkpoints / checkpoint.BEST, checkpoint.listing(directory.checkpoints)[0]
+    assert early.name == "iteration_00000005.safetensors"
+    best.write_bytes(early.read_bytes())
+    (directory.checkpoints / ".iteration_00000006.safetensors.1.part").write_bytes(b"half")
+    train(dataclasses.replace(CONFIG, max_iterations=7, checkpoint_every=1), directory, QUIET, best)
+    numbers = [checkpoint.load(file)["learner"]["iteration"] for file in checkpoint.listing(directory.checkpoints)]
+    assert numbers == [5, 6, 7]
+    assert len(list(directory.checkpoints.glob("*.superseded"))) == 2
+    assert not list(directory.checkpoints.glob(".*"))
+
+
+def test_random_numbers_are_not_repeated_when_the_horizon_changes_on_the_way(tmp_path: Path):
+    directory = run(tmp_path / "run", 2)
+    run(tmp_path / "run", 3, resume=True, ppo=dataclasses.replace(CONFIG.ppo, horizon=4))
+    state = checkpoint.load(checkpoint.newest(directory.checkpoints))
+    assert state["learner"]["steps"] == 2 * 8 + 4
+    assert state["totals"]["env_steps"] == 12 * (2 * 8 + 4)
+
+
+@pytest.mark.root
+def test_a_full_disk_ends_the_run_and_names_the_cause(tmp_path: Path):
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(small)], check=True)
+    try:
+        with pytest.raises(TrainingFailedError, match="No space left on device"):
+            run(small / "run", 20, logger="none")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
     ppo = dataclasses.replace(CONFIG.ppo, learning_rate=1e30, desired_kl=0.0)
-    with pytest.raises(TrainingFailedError, match=r"smaller --ppo\.learning-rate"):
+    with pytest.raises(TrainingFailedError, match=r"smaller --ppo\.learning-rate.*rank 0 on .*error\.log"):
         run(tmp_path / "run", 20, ppo=ppo)
+    assert "UnusableNumberError" in (tmp_path / "run" / "error.log").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
     assert "became" in result["cause"]

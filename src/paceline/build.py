@@ -1,6 +1,8 @@
 """From a run's configuration, or from a trained run, to its env and learner."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from paceline import checkpoint
 from paceline.config import TrainConfig, from_dict
@@ -21,7 +23,16 @@ def build(config: TrainConfig, rank: Rank, num_envs: int | None = None) -> tuple
     return env, Ppo(env, config.ppo, config.seed)
 
 
-def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Ppo, TrainConfig]:
+def fit(load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: str) -> None:
+    """Load a checkpoint's state; one of other networks, or another task's, is an error that says so."""
+    try:
+        load(state)
+    except (KeyError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}") from None
+
+
+def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Ppo, RunDir]:
     """A run's policy in one world, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
     config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=(), seed=seed)
@@ -29,9 +40,5 @@ def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Ppo, TrainConfig]:
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)["learner"]
     env, learner = build(config, this_rank(()), num_envs=1)
-    try:
-        learner.load_policy(saved)
-    except (KeyError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
-        raise UserError(f"checkpoint {file} does not fit the run's {opened.config_file.name}: {why}") from None
-    return env, learner, config
+    fit(learner.load_policy, saved, str(file))
+    return env, learner, opened

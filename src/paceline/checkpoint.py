@@ -1,7 +1,6 @@
 """The envelope of a run's full state: atomic to write, safe to load (nothing in it is executed)."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,10 @@ def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best
     _flatten(state, "", tensors, values)
     header = {"format": _FORMAT, "version": str(_VERSION), "values": json.dumps(values)}
     file = directory / f"iteration_{iteration:08d}{_SUFFIX}"
-    write_atomically(file, safetensors.torch.save(tensors, header))
+    content = safetensors.torch.save(tensors, header)
+    write_atomically(file, content)
     if best:
-        link = directory / f".{BEST}.{os.getpid()}.part"
-        link.unlink(missing_ok=True)
-        os.link(file, link)
-        link.replace(directory / BEST)
+        write_atomically(directory / BEST, content)
     for old in listing(directory)[:-keep]:
         old.unlink()
     return file
@@ -51,7 +48,9 @@ def load(file: Path) -> dict[str, Any]:
             for name, value in json.loads(header["values"]).items():
                 _put(state, name, value)
             return state
-    except (SafetensorError, OSError, ValueError) as error:
+    except OSError as error:
+        raise _broken(file, f"cannot be read ({error.strerror or error})") from None
+    except (SafetensorError, ValueError) as error:
         raise _broken(file, f"is truncated or damaged ({error})") from None
 
 
@@ -72,16 +71,30 @@ def chosen(run: str, directory: Path) -> Path:
     return Path(run) if Path(run).is_file() else newest(directory)
 
 
-def set_aside_later(file: Path) -> None:
-    """Rename the checkpoints after `file`, which a run resumed from it replaces, so that none is taken for newest."""
-    for later in listing(file.parent):
-        if file.name != BEST and later.name > file.name:
+def set_aside_later(directory: Path, iteration: int) -> None:
+    """Rename the checkpoints after `iteration`, which a run resumed from there replaces, so that none of them is taken
+    for the newest or the best; and clear away what a kill has left half written."""
+    for half in directory.glob(".*.part"):
+        half.unlink()
+    for later in listing(directory):
+        if _iteration(later) > iteration:
             later.rename(later.with_suffix(".superseded"))
+    best = directory / BEST
+    if best.exists() and load(best)["learner"]["iteration"] > iteration:
+        best.rename(best.with_suffix(".superseded"))
+
+
+def _iteration(file: Path) -> int:
+    return int(file.stem.removeprefix("iteration_"))
 
 
 def _broken(file: Path, why: str) -> UserError:
-    earlier = [other for other in listing(file.parent) if other.name < file.name]
-    offer = f"use the one before it, {earlier[-1]}" if earlier else "no earlier one is left in its run"
+    others = [other for other in listing(file.parent) if other != file]
+    earlier = [other for other in others if file.name == BEST or other.name < file.name]
+    if earlier:
+        offer = f"use the one before it, {earlier[-1]}" if file.name != BEST else f"use the newest, {earlier[-1]}"
+    else:
+        offer = "no earlier one is left in its run"
     return UserError(f"checkpoint {file} {why}: {offer}")
 
 

@@ -1,12 +1,15 @@
 """The command line: parse, call one function, print for people."""
 
 import dataclasses
+import io
 import os
+import shlex
 import shutil
 import sys
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import tyro
 from rich.console import Console
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.config import TrainConfig
     from paceline.run_dir import RunDir
 
-# Heavy imports (torch, MuJoCo) stand inside the commands, so that help and errors come at once.
+# Heavy imports (torch, MuJoCo) stand inside the commands, so that help comes at once.
 
 OVERVIEW = f"""Paceline {__version__}: robot policies by reinforcement learning in thousands of MuJoCo worlds.
 
@@ -44,7 +47,7 @@ class TrainArguments:
     max_iterations: Annotated[int, arg(metavar="M")] = 100
     """Stop after so many iterations in all, those before a resume included."""
     seed: int = 0
-    """The same seed gives the same run."""
+    """On the CPU the same seed gives the same run, bit by bit."""
     run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
     """This run's own directory; by default runs/TASK/TIME."""
     resume: Annotated[str | None, arg(metavar="RUN|auto")] = None
@@ -101,16 +104,33 @@ class TasksArguments:
 def main() -> None:
     # Torch's threads sleep between operations instead of spinning on cores that the physics needs; read at its import.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
     try:
         code = _dispatch(sys.argv[1:], console)
     except UserError as error:
         print(f"paceline: {error}", file=sys.stderr)
         code = 2
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        code = interrupts.EXIT_CODE
     sys.exit(code)
+
+
+class _Patient:
+    """Standard output, whose early end, as by `| head -1`, does not end a training run."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stdout.write(text)
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
 
 def _dispatch(words: list[str], console: Console) -> int:
@@ -154,9 +174,9 @@ def _train(words: list[str], console: Console) -> int:
     try:
         result = train(config, run, console, resume_from)
     except TrainingFailedError as error:
-        print(f"paceline: training failed: {error}; the run is in {run.path}", file=sys.stderr)
+        print(f"paceline: training failed: {error}", file=sys.stderr)
         return 1
-    _summarise(result, run.path, console)
+    _summarise(result, console)
     return 0 if result["status"] == "completed" else interrupts.EXIT_CODE
 
 
@@ -182,7 +202,8 @@ def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[s
     for i, word in enumerate(words):
         before = words[i - 1] if i else ""
         named = before == "--task" or word.startswith("--task=")
-        free = not before.startswith("-") or before in ("--headless", "--distributed") or "=" in before
+        takes_no_value = before in ("--headless", "--distributed") or ".no-" in before or "=" in before
+        free = takes_no_value or not before.startswith("--")
         if named or (i == 0 and not word.startswith("-")) or (free and word in registry.names()):
             task = word.removeprefix("--task=")
             if stored not in (None, task):
@@ -219,7 +240,7 @@ def _config(task: str, arguments: Any) -> "TrainConfig":
     from paceline.distributed.rank import choose_gpus
     from paceline.tasks import registry
 
-    gpu_ids, entry = choose_gpus(arguments.gpu_ids), registry.find(task)
+    gpu_ids, entry = choose_gpus(arguments.gpu_ids, arguments.engine), registry.find(task)
     num_envs = arguments.num_envs
     if num_envs is None:
         num_envs = entry.gpu_envs if gpu_ids else entry.cpu_envs
@@ -237,7 +258,7 @@ def _refuse_without_launcher() -> None:
         )
 
 
-def _summarise(result: dict[str, Any], path: Path, console: Console) -> None:
+def _summarise(result: dict[str, Any], console: Console) -> None:
     done = f"[bold]{result['status']}[/] after {result['iterations']} iterations"
     console.print(
         f"\n{done}, {result['env_steps']:,} env steps in {result['train_seconds']:.1f} s "
@@ -251,7 +272,8 @@ def _summarise(result: dict[str, Any], path: Path, console: Console) -> None:
     for fault, meaning in (("failures", "worlds blew up and were reset"), ("overflows", "steps ran out of contacts")):
         if result[fault]:
             console.print(f"  [yellow]{result[fault]} {meaning}[/]")
-    run, paceline, tensorboard = (escape(word) for word in (str(path), _program("paceline"), _program("tensorboard")))
+    words = (str(result["run"]), _program("paceline"), _program("tensorboard"))
+    run, paceline, tensorboard = (escape(shlex.quote(word)) for word in words)
     console.print(f"  run      {run}")
     if result["status"] == "interrupted":
         console.print(f"  go on    {paceline} train --resume {run}")
@@ -309,10 +331,24 @@ def _export(words: list[str], console: Console) -> int:
 
 
 def _parse(kind: type, words: list[str], command: str) -> Any:
-    """Help and values by tyro; an unknown option is one line that names the nearest."""
-    parsed, rest = tyro.cli(kind, args=words, prog=f"paceline {command}", return_unknown_args=True)
+    """Help and values by tyro; what is wrong, in one line."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed, rest = tyro.cli(kind, args=words, prog=f"paceline {command}", return_unknown_args=True)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UserError(_unboxed(said.getvalue())) from None
     if rest:
         parser = tyro.extras.get_parser(kind, prog=f"paceline {command}")
         known = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         raise unknown("option", rest[0], known)
     return parsed
+
+
+def _unboxed(text: str) -> str:
+    """The first paragraph of what tyro drew a box around."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()[1:]]
+    end = lines.index("") if "" in lines else len(lines)
+    return " ".join(" ".join(lines[:end]).split())

@@ -1,14 +1,19 @@
 """What a run is made of. Frozen: what run.yaml says is what ran."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
+from typeguard import TypeCheckError, check_type
 
 from paceline.errors import UserError, unknown
 
 LEARNERS = ("ppo",)
+LEARNING_RATES = (1e-5, 1e-2)
+"""Between which it is adapted."""
+MOST_ENVS = 2**24
 LOGGERS = ("tensorboard", "none")
 
 
@@ -26,7 +31,7 @@ class PpoConfig:
     """Widths of the hidden layers of actor and critic."""
     activation: Literal["elu", "relu", "tanh"] = "elu"
     learning_rate: float = 1e-3
-    """At the start; adapted from then on if `desired_kl` is set."""
+    """At the start; adapted from then on, between 1e-5 and 1e-2, if `desired_kl` is set."""
     desired_kl: float = 0.01
     """The policy's change per minibatch that the learning rate aims at; 0 keeps the learning rate as it is."""
     discount: float = 0.99
@@ -52,8 +57,13 @@ class PpoConfig:
         if not self.hidden or min(self.hidden) < 1:
             raise UserError(f"--ppo.hidden {self.hidden} is not a list of widths: give for example 64 64")
         for name in ("learning_rate", "initial_std", "max_gradient_norm", "clip"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"--ppo.{name.replace('_', '-')} {getattr(self, name)} must be above 0")
+            above_zero(f"--ppo.{name.replace('_', '-')}", getattr(self, name))
+        lowest, highest = LEARNING_RATES
+        if self.desired_kl and not lowest <= self.learning_rate <= highest:
+            raise UserError(
+                f"--ppo.learning-rate {self.learning_rate:g} is outside {lowest:g} to {highest:g}, between which "
+                "it is adapted: choose one inside, or keep it as it is with --ppo.desired-kl 0"
+            )
         for name in ("discount", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"--ppo.{name.replace('_', '-')} {getattr(self, name)} must be between 0 and 1")
@@ -93,6 +103,8 @@ class TrainConfig:
             raise unknown("logger", self.logger, LOGGERS)
         for name in ("num_envs", "max_iterations", "checkpoint_every", "keep_checkpoints"):
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
+        if self.num_envs > MOST_ENVS:
+            raise UserError(f"--num-envs {self.num_envs} must be at most {MOST_ENVS}")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
         self.ppo.check()
@@ -103,7 +115,14 @@ class TrainConfig:
                 return {key: plain(item) for key, item in value.items()}
             return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
-        return yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False)
+        try:
+            return yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False)
+        except yaml.representer.RepresenterError as error:
+            value = error.args[1]
+            raise UserError(
+                f"task {self.task!r} has an option with a {type(value).__name__} in it ({value!r}), "
+                "which run.yaml cannot hold: options are numbers, words, and lists of them"
+            ) from None
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> "TrainConfig":
@@ -113,20 +132,31 @@ class TrainConfig:
             raise UserError(f"{source} is not valid YAML: {str(error).splitlines()[0]}") from None
         if not isinstance(values, dict) or "task" not in values or "env" not in values:
             raise UserError(f"{source} is not a run's configuration: it has no 'task' and 'env'")
-        values["ppo"] = from_dict(PpoConfig, values.get("ppo", {}), f"{source}: ppo")
-        values["gpu_ids"] = tuple(values.get("gpu_ids", ()))
-        return from_dict(cls, values, source)
+        if not isinstance(values.get("ppo", {}), dict):
+            raise UserError(f"{source}: ppo is {values['ppo']!r}, not a list of settings")
+        return from_dict(cls, values | {"ppo": from_dict(PpoConfig, values.get("ppo", {}), f"{source}: ppo")}, source)
 
 
 def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
-    """A dataclass from plain values; an unknown key is an error that names the nearest valid one."""
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    for key in values:
+    """A dataclass from plain values; an unknown key is an error that names the nearest valid one, and so is a value of
+    the wrong type."""
+    known, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    for key, value in values.items():
         if key not in known:
             raise UserError(f"{source}: {unknown('key', key, known)}")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        try:
+            check_type(value, hints[key])
+        except TypeCheckError as error:
+            raise UserError(f"{source}: {key} is {value!r}, but {str(error).splitlines()[0]}") from None
+    return kind(**values)
 
 
 def at_least_one(flag: str, value: int) -> None:
     if value < 1:
         raise UserError(f"{flag} {value} must be at least 1")
+
+
+def above_zero(flag: str, value: float) -> None:
+    if not 0.0 < value < math.inf:
+        raise UserError(f"{flag} {value:g} must be above 0, and finite")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.build import trained
 from paceline.errors import UserError, unknown
-from paceline.run_dir import RunDir, write_atomically
+from paceline.run_dir import write_atomically
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4
@@ -29,12 +29,12 @@ def export(run: str, format: str, output: Path | None) -> Path:
     """
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    file = output or RunDir.open(run).path / f"policy{SUFFIXES[format]}"
+    env, learner, opened = trained(run)
+    file = output or opened.path / f"policy{SUFFIXES[format]}"
     _check_place(file, format)
-    env, learner, config = trained(run)
     policy = learner.policy().eval()
     obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
-    about = {"task": config.task, "iteration": learner.iteration, "control_seconds": env.control_seconds}
+    about = {"task": opened.config().task, "iteration": learner.iteration, "control_seconds": env.control_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def _onnx(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
             importlib.import_module(package)
         except ModuleNotFoundError:
             raise UserError(
-                f"--format onnx needs the package {package}: pip install 'paceline[onnx]', or use --format torchscript"
+                f"--format onnx needs the package {package}: pip install onnx onnxscript, or use --format torchscript"
             ) from None
     with _silence():
         program = torch.onnx.export(

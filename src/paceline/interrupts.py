@@ -1,4 +1,4 @@
-"""Ctrl-C and termination requests, turned into a clean end."""
+"""Ctrl-C, termination requests and lost terminals, turned into a clean end."""
 
 import os
 import signal
@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_CODE = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """While entered, the first SIGINT or SIGTERM sets `asked`; the second ends the process at once."""
+    """While entered, the first of `SIGNALS` sets `asked`; the second ends the process at once."""
 
     def __init__(self) -> None:
         self.asked = False
         self._cut_in = False
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,5 @@
 """What an iteration gave, for people: TensorBoard and the console."""
 
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -88,7 +87,7 @@ class ConsoleProgress:
         if now - self._printed >= PLAIN_SECONDS or iteration == self._iterations:
             self._printed = now
             left = now / (iteration - self._first) * (self._iterations - iteration)
-            print(f"iteration {iteration}/{self._iterations}  {text}  {left:.0f} s left", file=sys.stdout, flush=True)
+            self._console.print(f"iteration {iteration}/{self._iterations}  {text}  {left:.0f} s left", soft_wrap=True)
 
     def close(self) -> None:
         if self._bar:

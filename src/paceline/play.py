@@ -24,7 +24,7 @@ from rich.progress import track
 from paceline.build import trained
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.run_dir import RunDir, write_atomically
+from paceline.run_dir import write_atomically
 
 MOST_FRAMES_PER_SECOND = 60
 LONGEST_SECONDS = 3600.0
@@ -53,8 +53,8 @@ def record(run: str, video: Path | None, seconds: float, width: int, height: int
     _check(video, seconds, width, height)
     if video:
         _check_place(video)
-    env, learner, _ = trained(run, seed)
-    file = video or RunDir.open(run).videos / f"iteration_{learner.iteration:04d}.mp4"
+    env, learner, opened = trained(run, seed)
+    file = video or opened.videos / f"iteration_{learner.iteration:04d}.mp4"
     _check_place(file)
 
     steps = max(1, round(seconds / env.control_seconds))

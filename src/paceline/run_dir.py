@@ -1,7 +1,11 @@
 """A run's directory: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
 
+import fcntl
 import json
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -46,17 +50,41 @@ class RunDir:
         nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
         if not nearest.is_dir():
             raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
-        if not os.access(nearest, os.W_OK | os.X_OK):
+        if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
-        if path.exists() and any(path.iterdir()):
+        if path == nearest and any(os.scandir(path)):
             raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
         return cls(path)
 
-    def create(self, config: TrainConfig) -> None:
-        """Make the directory, with run.yaml in it; a resumed run writes its run.yaml anew."""
+    @contextmanager
+    def held(self, config: TrainConfig, resumed: bool) -> Iterator["RunDir"]:
+        """Make the directory, with run.yaml in it (a resumed run writes its own anew), and keep other processes from
+        training in it while inside. A new run whose directory another one took in the meantime gets one beside it."""
+        run = self
+        for attempt in range(2, 100):
+            try:
+                run.checkpoints.mkdir(parents=True, exist_ok=True)
+                lock = os.open(run.path, os.O_RDONLY)
+            except OSError as error:
+                raise UserError(f"cannot write to the run directory {run.path}: {error.strerror}") from None
+            if _lock(lock) and (resumed or not run.config_file.exists()):
+                break
+            os.close(lock)
+            if resumed:
+                raise UserError(f"{run.path} is being trained by another process: wait for it to end, or stop it")
+            run = RunDir(self.path.with_name(f"{self.path.name}_{attempt}"))
+        else:
+            raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.config_file, config.to_yaml().encode())
+            run._write_config(config)
+            yield run
+        finally:
+            os.close(lock)
+
+    def _write_config(self, config: TrainConfig) -> None:
+        try:
+            with tempfile.TemporaryFile(dir=self.checkpoints):
+                write_atomically(self.config_file, config.to_yaml().encode())
         except OSError as error:
             raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}") from None
 
@@ -93,6 +121,17 @@ class RunDir:
 
     def write_result(self, **result: Any) -> None:
         write_atomically(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+
+
+def _lock(directory: int) -> bool:
+    """Whether this process is now the only one to hold it; a file system without locks is trusted."""
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_atomically(file: Path, content: bytes) -> None:

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -40,7 +42,12 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
 
 def usable_cores() -> int:
     """Cores this process may use: fewer than the machine has, in a container or under a scheduler."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def tune_torch(device: torch.device) -> None:
@@ -63,12 +70,13 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def choose_gpus(asked: tuple[str, ...]) -> tuple[int, ...]:
-    """GPU indices from what the command line says: indices, `all`, `none` (the CPU), or nothing for the default."""
+def choose_gpus(asked: tuple[str, ...], engine: str) -> tuple[int, ...]:
+    """GPU indices from what the command line says: indices, `all`, `none` (the CPU), or nothing for the first GPU,
+    where there is one and the engine for it."""
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     words = tuple(word.lower() for word in asked)
     if not words:
-        return (0,) if present else ()
+        return (0,) if present and engine != "mujoco" and find_spec("mujoco_warp") else ()
     if words == ("none",):
         return ()
     if words == ("all",):

@@ -73,6 +73,7 @@ class _Graph(Generic[T]):
         # Warp must be told of a capture that torch began.
         stream = warp_stream(self._stream)
         wp.capture_begin(stream=stream, external=True)
-        result = self._work()
-        wp.capture_end(stream=stream)
-        return result
+        try:
+            return self._work()
+        finally:
+            wp.capture_end(stream=stream)

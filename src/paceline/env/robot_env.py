@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.config import above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.graph import fuse
 from paceline.env.task import Task, Worlds
@@ -40,9 +41,11 @@ class RobotEnv:
     ):
         self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
         self.device, self.first_world = torch.device(device), first_world
+        at_least_one("--env.decimation", task.decimation)
+        above_zero("--env.episode-seconds", task.episode_seconds)
         self.sim: Sim = make_sim(task.model(), num_envs, engine, self.device)
         self.control_seconds = task.decimation * self.sim.model.opt.timestep
-        self.episode_steps = round(task.episode_seconds / self.control_seconds)
+        self.episode_steps = max(1, round(task.episode_seconds / self.control_seconds))
 
         self._world = torch.arange(first_world, first_world + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)

@@ -20,7 +20,7 @@ class Step:
     truncated: Tensor
     """The episode was cut by its time limit, bool [world]; never together with `terminated`."""
     final_obs: dict[str, Tensor]
-    """The observations before any reset: of the state that `reward` led to."""
+    """The observations before any reset, of the state that `reward` led to, with the sensors of the last substep."""
     log: Tensor
     """Sums over the episode so far, one column for each name in `log_names`, float32 [world, names]; in a world that
     `terminated` or was `truncated`, those of the whole episode."""

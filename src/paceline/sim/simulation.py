@@ -36,9 +36,9 @@ class Sim(Protocol):
     ctrl: Tensor
     """[world, nu]; write it before `step`."""
     mocap_pos: Tensor
-    """[world, nmocap, 3]; written by the task."""
+    """[world, nmocap, 3]; may be written, as `ctrl`."""
     mocap_quat: Tensor
-    """[world, nmocap, 4]; written by the task."""
+    """[world, nmocap, 4]; may be written, as `ctrl`."""
     sensordata: Tensor
     """[world, nsensordata]; after `step` as of the last substep's start, after `sense` as of now. Sensors of
     accelerations and forces keep the last substep's value, and are zero in a world that was just reset."""
@@ -133,7 +133,7 @@ def make_sim(
         from paceline.sim.warp_sim import WarpSim
     except ModuleNotFoundError as error:
         raise UserError(
-            f"engine 'warp' needs {error.name}, which is not installed: pip install 'paceline[gpu]', "
+            f"engine 'warp' needs {error.name}, which is not installed: pip install mujoco-warp, "
             "or train on the CPU with --gpu-ids none"
         ) from None
 

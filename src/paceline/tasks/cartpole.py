@@ -7,7 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.config import PpoConfig
+from paceline.config import PpoConfig, above_zero
 from paceline.env.task import Worlds
 from paceline.tasks.registry import TaskEntry
 
@@ -29,6 +29,10 @@ class Cartpole:
 
     actions = 1
     reset_numbers = 1
+
+    def __post_init__(self) -> None:
+        for name in ("physics_hz", "force_newtons", "rail_metres", "start_angle", "max_angle"):
+            above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.config import PpoConfig
+from paceline.config import LEARNING_RATES, PpoConfig
 from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.rank import torch_threads, usable_cores
 from paceline.distributed.statistics import RunningStatistics
@@ -24,7 +24,6 @@ from paceline.learners.policies import fold_normalizer, mlp
 from paceline.learners.ppo.objective import divergence, hand_derived, log_prob, objective
 from paceline.learners.ppo.returns import advantages
 
-_LEARNING_RATES = (1e-5, 1e-2)
 # Numbers in a layer's output from which two threads were faster than one (measured: 1.1 times here, 1.35 at twice it).
 _SHARED_LAYER = 2**18
 _FAULT_NAMES = ("failures", "overflows")
@@ -83,7 +82,9 @@ class Ppo:
         }
 
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
-        self._iteration = torch.zeros((), dtype=torch.int64, device=device)
+        # What the random numbers are counted by, so that none is drawn twice even if the settings change on the way.
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._epochs = torch.zeros_like(self._steps)
         # Inference mode makes an operation on a CPU cheaper still than no_grad does; a compiler does not take it.
         roll_out = torch.no_grad()(self._roll_out) if on_gpu else torch.inference_mode()(self._roll_out)
         self._collect = capture(roll_out, device, warp=on_gpu)
@@ -161,7 +162,8 @@ class Ppo:
             self.normalizers["policy"].merge(rollout.obs)
             if self._critic_group == "critic":
                 self.normalizers["critic"].merge(rollout.critic_obs[:-1])
-            self._iteration += 1
+            self._steps += config.horizon
+            self._epochs += config.epochs
             spread = self.log_std.exp().mean()
             done = rollout.terminated | rollout.truncated
             sums = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
@@ -178,7 +180,7 @@ class Ppo:
     def _noise(self) -> Tensor:
         """Standard normal numbers for an iteration's actions, [step, world, actions]."""
         horizon, env = self.config.horizon, self.env
-        step = self._iteration * horizon + torch.arange(horizon, device=env.device)[:, None]
+        step = self._steps + torch.arange(horizon, device=env.device)[:, None]
         return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
 
     @torch.no_grad()
@@ -196,7 +198,7 @@ class Ppo:
             rollout.reward, value, next_value, rollout.terminated, done, config.discount, config.gae_lambda
         )
         target = advantage + value
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         scalars = torch.stack((advantage, target, value, log_prob(rollout.noise, rollout.log_std)), dim=-1)
         seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
@@ -205,7 +207,7 @@ class Ppo:
         """For each epoch an order of the samples, [epoch, step * world], in which every minibatch has the same number
         of time steps from every world, so that it does not matter how the worlds are spread over ranks."""
         epochs, horizon = self.config.epochs, self.config.horizon
-        step = self._iteration * epochs + torch.arange(epochs, device=self.env.device)[:, None]
+        step = self._epochs + torch.arange(epochs, device=self.env.device)[:, None]
         keys = draw.uniform(self.seed, self._world, step, draw.Stream.MINIBATCH, horizon)
         order = keys.argsort(dim=-1).transpose(1, 2) * self.env.num_envs
         return (order + torch.arange(self.env.num_envs, device=self.env.device)).flatten(1)
@@ -242,7 +244,7 @@ class Ppo:
         goal = self.config.desired_kl
         if goal:
             factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0
-            self._learning_rate.copy_((self._learning_rate * factor).clamp(*_LEARNING_RATES))
+            self._learning_rate.copy_((self._learning_rate * factor).clamp(*LEARNING_RATES))
         return self._flat.clip(self.config.max_gradient_norm)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
@@ -263,6 +265,8 @@ class Ppo:
             "adam": {name: tensor.clone() for name, tensor in self._adam.state[self._flat.values].items()},
             "learning_rate": self._learning_rate.clone(),
             "iteration": self.iteration,
+            "steps": self._steps.clone(),
+            "epochs": self._epochs.clone(),
             "obs": {group: obs.clone() for group, obs in self._obs.items()},
             "env": self.env.state(),
         }
@@ -272,7 +276,8 @@ class Ppo:
         for name, tensor in self._adam.state[self._flat.values].items():
             tensor.copy_(state["adam"][name])
         self._learning_rate.copy_(state["learning_rate"])
-        self._iteration.fill_(self.iteration)
+        self._steps.copy_(state["steps"])
+        self._epochs.copy_(state["epochs"])
         for group, obs in self._obs.items():
             obs.copy_(state["obs"][group])
         self.env.load_state(state["env"])
