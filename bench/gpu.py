@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
+    parser.add_argument("--name", default="gpu", help="of the file in bench/results")
     args = parser.parse_args()
     rows = []
     for num_envs in args.num_envs:
@@ -46,7 +47,7 @@ def main() -> None:
                 }
             rows.append({"num_envs": num_envs, "settings": name} | row)
     settings = {name: {"task": asdict(task), "ppo": asdict(ppo)} for name, (task, ppo) in SETTINGS.items()}
-    rates.write("gpu", task="cartpole", unit="env steps per second", settings=settings, rows=rows)
+    rates.write(args.name, task="cartpole", unit="env steps per second", settings=settings, rows=rows)
     columns = max(rows, key=len)
     table = Table(*columns, title=f"cartpole on {args.device}, env steps/s")
     for row in rows:
