@@ -18,6 +18,8 @@ from rich.table import Table
 from paceline.config import PpoConfig
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
+WARM = slice(4, None)
+"""Iterations after those that compile, capture and fill caches."""
 SETTINGS = {
     "as shipped": (Cartpole(), ENTRY.ppo),
     "mjlab's": (
@@ -40,10 +42,10 @@ def main() -> None:
         for name, (task, ppo) in SETTINGS.items():
             row = measure(task, ppo, num_envs, torch.device(args.device), args.iterations)
             if args.peer and name == "mjlab's":
-                peer = rates.mjlab(args.peer, num_envs, ppo, args.device, min(args.iterations, 20), warmup=4)
+                peer = rates.mjlab(args.peer, num_envs, ppo, args.device, 4 + min(args.iterations, 20)).rates(WARM)
                 row |= {
-                    "mjlab": peer["train_steps_per_second"],
-                    "train/mjlab": row["train"] / peer["train_steps_per_second"],
+                    "mjlab": peer["train"],
+                    "train/mjlab": row["train"] / peer["train"],
                 }
             rows.append({"num_envs": num_envs, "settings": name} | row)
     settings = {name: {"task": asdict(task), "ppo": asdict(ppo)} for name, (task, ppo) in SETTINGS.items()}
@@ -57,8 +59,8 @@ def main() -> None:
 
 def measure(task: Cartpole, ppo: PpoConfig, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
     physics = rates.physics(task, num_envs, device, ppo.horizon, max(2, iterations // 5))
-    ours = rates.paceline(task, num_envs, ppo, device, iterations, warmup=4)
-    collect, train = ours["collect_steps_per_second"], ours["train_steps_per_second"]
+    ours = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(WARM)
+    collect, train = ours["collect"], ours["train"]
     return {
         "physics": physics,
         "collect": collect,

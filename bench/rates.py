@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -26,24 +27,34 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 
 
+@dataclass(frozen=True)
+class Iterations:
+    """Seconds of each iteration of a run, the first one included."""
+
+    steps: int
+    """Env steps in an iteration."""
+    collection: list[float]
+    update: list[float]
+
+    def rates(self, chosen: slice) -> dict[str, float]:
+        """Env steps per second over some of the iterations, of collecting alone and of training."""
+        collection, update = self.collection[chosen], self.update[chosen]
+        steps = self.steps * len(collection)
+        return {"collect": steps / sum(collection), "train": steps / (sum(collection) + sum(update))}
+
+
 def paceline(
-    task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, warmup: int, engine: str = "auto"
-) -> dict[str, Any]:
-    """Collect and train; the seconds are those between the iteration's own marks, the device idle at its end."""
+    task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, engine: str = "auto"
+) -> Iterations:
+    """The device is idle at the end of each iteration; what is not collection counts as update."""
     tune_torch(device)
     learner = Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0)
-    for _ in range(warmup):
-        learner.learn()
-    collection = 0.0
-    began = time.perf_counter()
+    collection, update = [], []
     for _ in range(iterations):
-        collection += learner.learn()["seconds/collect"]
-    seconds = time.perf_counter() - began
-    steps = num_envs * ppo.horizon * iterations
-    return {
-        "collect_steps_per_second": steps / collection,
-        "train_steps_per_second": steps / seconds,
-    }
+        began = time.perf_counter()
+        collection.append(learner.learn()["seconds/collect"])
+        update.append(time.perf_counter() - began - collection[-1])
+    return Iterations(num_envs * ppo.horizon, collection, update)
 
 
 def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
@@ -75,7 +86,7 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: 
     return run(repeats) / repeats
 
 
-def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterations: int, warmup: int) -> dict:
+def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterations: int) -> Iterations:
     """mjlab's own cartpole task, in its own environment, with the same sizes."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rate.json"
@@ -85,7 +96,7 @@ def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterat
             "epochs": ppo.epochs,
             "minibatches": ppo.minibatches,
             "iterations": iterations,
-            "warmup": warmup,
+            "warmup": 0,
             "device": device,
             "output": output,
         }
@@ -97,7 +108,8 @@ def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterat
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"mjlab failed:\n{done.stderr[-3000:]}")
-        return json.loads(output.read_text())
+        found = json.loads(output.read_text())
+        return Iterations(num_envs * ppo.horizon, found["collection_seconds"], found["learning_seconds"])
 
 
 def write(name: str, **figures: Any) -> None:

@@ -101,7 +101,7 @@ class Session:
         fit(self.learner.load_state, saved["learner"], source)
         self.episodes.load_state(saved["episodes"])
         self.totals |= saved["totals"]
-        self._first_iteration = self._saved_iteration = self.learner.iteration
+        self._first_iteration = self.learner.iteration
 
     def introduce(self, run: RunDir, console: Console) -> None:
         config, start = self.config, f", from iteration {self._first_iteration}" if self._first_iteration else ""
