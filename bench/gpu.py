@@ -18,8 +18,6 @@ from rich.table import Table
 from paceline.config import PpoConfig
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
-WARM = slice(4, None)
-"""Iterations after those that compile, capture and fill caches."""
 SETTINGS = {
     "as shipped": (Cartpole(), ENTRY.ppo),
     "mjlab's": (
@@ -42,7 +40,9 @@ def main() -> None:
         for name, (task, ppo) in SETTINGS.items():
             row = measure(task, ppo, num_envs, torch.device(args.device), args.iterations)
             if args.peer and name == "mjlab's":
-                peer = rates.mjlab(args.peer, num_envs, ppo, args.device, 4 + min(args.iterations, 20)).rates(WARM)
+                peer = rates.mjlab(args.peer, num_envs, ppo, args.device, 4 + min(args.iterations, 20)).rates(
+                    rates.WARM
+                )
                 row |= {
                     "mjlab": peer["train"],
                     "train/mjlab": row["train"] / peer["train"],
@@ -59,7 +59,7 @@ def main() -> None:
 
 def measure(task: Cartpole, ppo: PpoConfig, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
     physics = rates.physics(task, num_envs, device, ppo.horizon, max(2, iterations // 5))
-    ours = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(WARM)
+    ours = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(rates.WARM)
     collect, train = ours["collect"], ours["train"]
     return {
         "physics": physics,

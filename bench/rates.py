@@ -25,6 +25,8 @@ from paceline.learners.ppo import Ppo
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+WARM = slice(4, None)
+"""Iterations after those that compile, capture and fill caches."""
 
 
 @dataclass(frozen=True)
