@@ -107,6 +107,21 @@ def test_a_resume_from_the_best_checkpoint_is_kept_and_goes_on(tmp_path: Path):
     assert not list(directory.checkpoints.glob(".*"))
 
 
+def test_a_damaged_best_checkpoint_does_not_stand_in_the_way(tmp_path: Path):
+    directory = run(tmp_path / "run", 5)
+    best = directory.checkpoints / checkpoint.BEST
+    best.write_bytes(best.read_bytes()[:100])
+    run(tmp_path / "run", 6, resume=True)
+    assert checkpoint.load(checkpoint.newest(directory.checkpoints))["learner"]["iteration"] == 6
+
+
+def test_options_that_run_yaml_cannot_hold_leave_no_directory(tmp_path: Path):
+    config = dataclasses.replace(CONFIG, env={"model": Path("robot.xml")})
+    with pytest.raises(UserError, match=r"which run\.yaml cannot hold"), RunDir(tmp_path / "run").held(config, False):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_random_numbers_are_not_repeated_when_the_horizon_changes_on_the_way(tmp_path: Path):
     directory = run(tmp_path / "run", 2)
     run(tmp_path / "run", 3, resume=True, ppo=dataclasses.replace(CONFIG.ppo, horizon=4))

@@ -2,6 +2,8 @@
 
 import sys
 
+from paceline.interrupts import EXIT_CODE
+
 
 def main() -> None:
     try:
@@ -10,7 +12,7 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(EXIT_CODE)
 
 
 if __name__ == "__main__":

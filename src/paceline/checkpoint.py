@@ -80,8 +80,16 @@ def set_aside_later(directory: Path, iteration: int) -> None:
         if _iteration(later) > iteration:
             later.rename(later.with_suffix(".superseded"))
     best = directory / BEST
-    if best.exists() and load(best)["learner"]["iteration"] > iteration:
+    if best.exists() and not _is_of(best, iteration):
         best.rename(best.with_suffix(".superseded"))
+
+
+def _is_of(best: Path, latest: int) -> bool:
+    """Whether it is of `latest` or an iteration before; a damaged one, which helps nobody, is not."""
+    try:
+        return load(best)["learner"]["iteration"] <= latest
+    except UserError:
+        return False
 
 
 def _iteration(file: Path) -> int:

@@ -6,7 +6,8 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
@@ -117,15 +118,18 @@ class _Patient:
     """Standard output, whose early end, as by `| head -1`, does not end a training run."""
 
     def write(self, text: str) -> int:
-        try:
-            return sys.stdout.write(text)
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-            return len(text)
+        with self._going_on():
+            sys.stdout.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._going_on():
             sys.stdout.flush()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
 
@@ -158,11 +162,15 @@ def _train(words: list[str], console: Console) -> int:
     kind = _arguments_for(task, stored)
     arguments = _parse(kind, rest, f"train {task}")
 
+    import torch
+
     from paceline import checkpoint
     from paceline.run_dir import RunDir
     from paceline.train import TrainingFailedError, train
 
     config = _config(task, arguments)
+    if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
+        console.print("A GPU is here, but not MuJoCo Warp (pip install mujoco-warp): training on the CPU.")
     if arguments.distributed:
         _refuse_without_launcher()
     if run is None:

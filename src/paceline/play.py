@@ -51,8 +51,6 @@ class Shown:
 def record(run: str, video: Path | None, seconds: float, width: int, height: int, seed: int) -> Shown:
     """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4."""
     _check(video, seconds, width, height)
-    if video:
-        _check_place(video)
     env, learner, opened = trained(run, seed)
     file = video or opened.videos / f"iteration_{learner.iteration:04d}.mp4"
     _check_place(file)

@@ -60,7 +60,7 @@ class RunDir:
     def held(self, config: TrainConfig, resumed: bool) -> Iterator["RunDir"]:
         """Make the directory, with run.yaml in it (a resumed run writes its own anew), and keep other processes from
         training in it while inside. A new run whose directory another one took in the meantime gets one beside it."""
-        run = self
+        run, text = self, config.to_yaml()
         for attempt in range(2, 100):
             try:
                 run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -76,15 +76,15 @@ class RunDir:
         else:
             raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
         try:
-            run._write_config(config)
+            run._write_config(text)
             yield run
         finally:
             os.close(lock)
 
-    def _write_config(self, config: TrainConfig) -> None:
+    def _write_config(self, text: str) -> None:
         try:
             with tempfile.TemporaryFile(dir=self.checkpoints):
-                write_atomically(self.config_file, config.to_yaml().encode())
+                write_atomically(self.config_file, text.encode())
         except OSError as error:
             raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}") from None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.distributed.rank import usable_cores
 from paceline.sim.model import sensed_before_forces
-from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS, blew_up
+from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
 
 _OVERFLOW_WARNINGS = (mujoco.mjtWarning.mjWARN_CONTACTFULL.value, mujoco.mjtWarning.mjWARN_CNSTRFULL.value)
 _BAD_CONTROL_WARNING = mujoco.mjtWarning.mjWARN_BADCTRL.value
@@ -74,7 +74,7 @@ class MujocoSim:
             self.failed = self.overflowed = self._nobody
             return
         # The engine puts zero in place of a control that is not finite, and goes on; MuJoCo Warp fails, so we do too.
-        self.failed = blew_up(self.qpos, self.qvel) | torch.from_numpy(counts[:, _BAD_CONTROL_WARNING] > 0)
+        self.failed = _blew_up(self.qpos, self.qvel) | torch.from_numpy(counts[:, _BAD_CONTROL_WARNING] > 0)
         self.failed[raised] = True
         self.failures += self.failed
         self.overflowed = torch.from_numpy(counts[:, _OVERFLOW_WARNINGS].any(1))
@@ -149,6 +149,11 @@ class MujocoSim:
         for name, field in self._fields.items():
             self._expanded[name][...] = field.numpy()
         self._batch.set_const()
+
+
+def _blew_up(qpos: Tensor, qvel: Tensor) -> Tensor:
+    """Worlds with a non-finite or huge state, bool [world]; a NaN compares false and so counts."""
+    return ~((qpos.abs().amax(1) < LARGEST_SANE_VALUE) & (qvel.abs().amax(1) < LARGEST_SANE_VALUE))
 
 
 def _sane(rows: np.ndarray) -> bool:

@@ -99,11 +99,6 @@ STATE_FIELDS = (
 """MuJoCo's integration state, less plugins (which MuJoCo Warp does not have)."""
 
 
-def blew_up(qpos: Tensor, qvel: Tensor) -> Tensor:
-    """Worlds with a non-finite or huge state, bool [world]; a NaN compares false and so counts."""
-    return ~((qpos.abs().amax(1) < LARGEST_SANE_VALUE) & (qvel.abs().amax(1) < LARGEST_SANE_VALUE))
-
-
 def choose_engine(engine: str, device: torch.device) -> str:
     """`auto` is MuJoCo's C engine on a CPU and MuJoCo Warp on a GPU."""
     if engine not in ENGINES:
