@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does; before torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does; before torch is imported
 
 import rates
 import torch

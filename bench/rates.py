@@ -105,7 +105,7 @@ def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterat
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         words += ["--hidden", *map(str, ppo.hidden)]
         # The peer gets torch's own default for waiting threads, not ours.
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
         command = [python, HERE / "peers" / "mjlab_rate.py", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:

@@ -166,12 +166,12 @@ def test_a_run_yaml_edited_by_hand_is_checked(line: str, said: str, tmp_path: Pa
 
 
 def test_runs_started_at_the_same_moment_get_directories_of_their_own(tmp_path: Path):
-    words = [*PACELINE, "train", "cartpole", *SMALL, "--max-iterations", "1", "--run-dir", "run"]
+    words = [*PACELINE, "train", "cartpole", *SMALL, "--max-iterations", "1"]
     processes = [
         subprocess.Popen([*words, "--seed", str(i)], cwd=tmp_path, stdout=subprocess.DEVNULL) for i in range(3)
     ]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
-    ran = [(path / "run.yaml").read_text().split("seed: ")[1][0] for path in tmp_path.iterdir()]
+    ran = [(path / "run.yaml").read_text().split("seed: ")[1][0] for path in (tmp_path / "runs" / "cartpole").iterdir()]
     assert sorted(ran) == ["0", "1", "2"]
 
 

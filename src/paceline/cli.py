@@ -103,8 +103,9 @@ class TasksArguments:
 
 
 def main() -> None:
-    # Torch's threads sleep between operations instead of spinning on cores that the physics needs; read at its import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Torch's threads spin between the operations of an update, but not for long: the physics needs their cores next.
+    # Read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
     try:
         code = _dispatch(sys.argv[1:], console)

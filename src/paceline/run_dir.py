@@ -46,13 +46,13 @@ class RunDir:
     @classmethod
     def plan(cls, path: Path | None, task: str) -> "RunDir":
         """A directory for a new run, checked but not yet made, so that a run that cannot start leaves nothing."""
-        path = path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        asked, path = path, path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
         if not nearest.is_dir():
             raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
         if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
-        if path == nearest and any(os.scandir(path)):
+        if asked == nearest and any(os.scandir(path)):
             raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
         return cls(path)
 

@@ -45,7 +45,8 @@ def test_the_stretches_of_ppo_are_graphs():
     plain, fused = (Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0) for _ in range(2))
     for stretch in ("_act", "_samples", "_losses", "_tame"):
         setattr(fused, stretch, compiled(getattr(fused, stretch)))
-    fused._collect, fused._objective = torch.no_grad()(fused._roll_out), objective
+    fused._collect, fused._improve = torch.no_grad()(fused._roll_out), torch.no_grad()(fused._update)
+    fused._differentiate = fused._differentiate_compiled
     for _ in range(2):
         ours, theirs = fused.learn(), plain.learn()
         for name in theirs:

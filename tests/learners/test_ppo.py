@@ -50,7 +50,9 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation():
     ended = torch.zeros_like(cut)
     final = torch.randn_like(rollout.final_critic_obs)
     rollout = dataclasses.replace(rollout, truncated=cut, terminated=ended, final_critic_obs=final)
-    samples = learner._samples(rollout).unflatten(0, (SMALL.horizon, learner.env.num_envs))
+    with torch.inference_mode():
+        samples = learner._samples(rollout)
+    samples = samples.unflatten(0, (SMALL.horizon, learner.env.num_envs))
     target = samples[..., -3]
     with torch.no_grad():
         beyond = learner.critic(final[2]).squeeze(-1)
@@ -64,8 +66,8 @@ def test_before_the_first_step_the_policy_is_the_one_that_acted():
     for _ in range(3):
         learner.learn()
     rollout = learner._collect()
-    minibatch = learner._samples(rollout)
-    with torch.no_grad():
+    with torch.inference_mode():
+        minibatch = learner._samples(rollout)
         mean = learner.actor(minibatch[:, :4])
     torch.testing.assert_close(mean, rollout.mean.flatten(0, 1))
     normal = torch.distributions.Normal(rollout.mean, rollout.log_std.exp())

@@ -1,5 +1,7 @@
 """Networks' parameters, and their gradient, as flat buffers."""
 
+from itertools import accumulate
+
 import torch
 from torch import Tensor, nn
 
@@ -15,20 +17,29 @@ class FlatParameters:
         self.values = nn.Parameter(torch.cat([p.detach().flatten() for p in self._parameters]))
         self.gradient = torch.zeros_like(self.values, requires_grad=False)
         self.values.grad = self.gradient
-        parts = self.values.data.split([p.numel() for p in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        sizes = [p.numel() for p in self._parameters]
+        for parameter, part in zip(self._parameters, self.values.data.split(sizes), strict=True):
             parameter.data = part.view_as(parameter)
-        self._group_sizes = [sum(p.numel() for p in group) for group in groups]
+        self._places: dict[Tensor, int] = dict(zip(self._parameters, accumulate(sizes, initial=0), strict=False))
+        self._groups = self.gradient.split([sum(p.numel() for p in group) for group in groups])
+
+    def together(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """The values and the gradient of one parameter, or of two of the same shape as one tensor [2, ...]; views."""
+        first, second = self._places[parameters[0]], self._places[parameters[-1]]
+        shape, stride = parameters[0].shape, parameters[0].stride()
+        if len(parameters) > 1:
+            shape, stride = (2, *shape), (second - first, *stride)
+        values, gradient = (flat.as_strided(shape, stride, first) for flat in (self.values.data, self.gradient))
+        return values, gradient
 
     def differentiate(self, loss: Tensor) -> None:
         """Put the gradient of `loss` into `gradient`."""
         parts = torch.autograd.grad(loss, self._parameters)
         torch.cat([part.flatten() for part in parts], out=self.gradient)
 
-    def clip(self, largest_norm: float) -> Tensor:
-        """Scale each group's gradient down to `largest_norm`; return the norms they had, [group]."""
-        parts = self.gradient.split(self._group_sizes)
-        norms = torch.stack([torch.linalg.vector_norm(part) for part in parts])
-        scales = (largest_norm / (norms + 1e-6)).clamp(max=1.0)
-        self.gradient.copy_(torch.cat([part * scale for part, scale in zip(parts, scales.unbind(0), strict=True)]))
+    def clip(self, largest_norm: float) -> tuple[Tensor, ...]:
+        """Scale each group's gradient down to `largest_norm`; return the norm each had."""
+        norms = tuple(torch.linalg.vector_norm(group) for group in self._groups)
+        for group, norm in zip(self._groups, norms, strict=True):
+            group.mul_((largest_norm / norm).clamp(max=1.0))
         return norms

@@ -1,6 +1,6 @@
 """A task in many worlds: decimation, resets, time limits and episode statistics, all in tensors."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
     """What a step came to, and where the worlds that ended start anew."""
 
     final_obs: dict[str, Tensor]
@@ -50,9 +49,9 @@ class RobotEnv:
         self._world = torch.arange(first_world, first_world + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._episode_step = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._action = torch.zeros(num_envs, self.actions, device=self.device)
-        self._last_action = torch.zeros_like(self._action)
-        self._numbers, self._taken = torch.empty(0, num_envs, task.reset_numbers, device=self.device), 0
+        self._actions = torch.zeros(2, num_envs, self.actions, device=self.device)
+        self._action, self._last_action = self._actions
+        self._numbers: list[Tensor] = []
         self._worlds = Worlds(
             self.sim, sensor_columns(self.sim.model), self._action, self._last_action, self._episode_step
         )
@@ -69,7 +68,7 @@ class RobotEnv:
 
     def reset(self) -> dict[str, Tensor]:
         self._start(torch.ones_like(self.sim.failed), *self.task.reset(self._next_numbers()))
-        for tensor in (self._episode, self._episode_step, self._action, self._last_action):
+        for tensor in (self._episode, self._episode_step, self._actions):
             tensor.zero_()
         self._steps += 1
         return self._observe()
@@ -88,8 +87,8 @@ class RobotEnv:
 
     def prefetch(self, steps: int) -> None:
         step = self._steps + torch.arange(steps, device=self.device)[:, None]
-        self._numbers = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
-        self._taken = 0
+        numbers = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
+        self._numbers = list(reversed(numbers.unbind(0)))
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -100,7 +99,7 @@ class RobotEnv:
         for name, tensor in self._own_state().items():
             tensor.copy_(state[name])
         self.sim.load_state({name.removeprefix("sim/"): t for name, t in state.items() if name.startswith("sim/")})
-        self._numbers, self._taken = self._numbers[:0], 0
+        self._numbers.clear()
 
     def _own_state(self) -> dict[str, Tensor]:
         return {
@@ -112,10 +111,9 @@ class RobotEnv:
         }
 
     def _next_numbers(self) -> Tensor:
-        if self._taken == len(self._numbers):
+        if not self._numbers:
             self.prefetch(1)
-        self._taken += 1
-        return self._numbers[self._taken - 1]
+        return self._numbers.pop()
 
     def _start(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         self.sim.reset(worlds, qpos, qvel)
@@ -130,21 +128,24 @@ class RobotEnv:
         self._episode_step += 1
 
     def _judge_step(self, numbers: Tensor) -> _Outcome:
-        worlds, failed = self._worlds, self.sim.failed
-        # A world that blew up ends here: its last observation and reward are not to be trusted, so they become zero.
-        final_obs = {name: _zero_where(failed, obs) for name, obs in self.task.observe(worlds).items()}
-        terminated = self.task.terminated(worlds) | failed
+        worlds, failed = self._worlds, None if self.sim.all_well else self.sim.failed
+        final_obs, terminated = self._fresh_observations(), self.task.terminated(worlds)
+        if failed is not None:
+            terminated = terminated | failed
         truncated = (self._episode_step >= self.episode_steps) & ~terminated
         done = terminated | truncated
-        terms = _zero_where(failed, torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1))
+        terms = torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1)
+        if failed is not None:
+            # A world that blew up ends here: its last observation and reward are not to be trusted, so become zero.
+            final_obs = {name: _zero_where(failed, obs) for name, obs in final_obs.items()}
+            terms = _zero_where(failed, terms)
         reward = terms.sum(1)
 
         log = self._episode + torch.cat((self._one, reward[:, None], terms), dim=1)
         # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever.
         self._episode.copy_(_zero_where(done, log))
         self._episode_step.masked_fill_(done, 0)
-        self._action.masked_fill_(done[:, None], 0.0)
-        self._last_action.masked_fill_(done[:, None], 0.0)
+        self._actions.masked_fill_(done.unsqueeze(1), 0.0)
         self._steps += 1
         return _Outcome(final_obs, reward, terminated, truncated, done, log, self.task.reset(numbers))
 

@@ -2,10 +2,15 @@
 
 import copy
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+ACTIVATIONS = {nn.ELU: functional.elu_, nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+"""Each as a function that works in place."""
 
 
 def _activation(name: str) -> nn.Module:
@@ -31,6 +36,20 @@ def mlp(
         nn.init.zeros_(linear.bias)
         layers += [linear] if last else [linear, _activation(activation)]
     return nn.Sequential(*layers)
+
+
+def plain(network: nn.Sequential) -> Callable[[Tensor], Tensor]:
+    """What `network` of `mlp` computes, without a Module's dealings around every layer: at few rows on a CPU they take
+    a third of the time."""
+    *hidden, last = [(layer.weight, layer.bias) for layer in network if isinstance(layer, nn.Linear)]
+    activate = ACTIVATIONS[type(network[1])]
+
+    def run(x: Tensor) -> Tensor:
+        for weight, bias in hidden:
+            x = activate(functional.linear(x, weight, bias))
+        return functional.linear(x, *last)
+
+    return run
 
 
 def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:

@@ -35,20 +35,21 @@ class MujocoSim:
         self._rows = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self._live = {name: torch.from_numpy(row) for name, row in self._rows.items() if row.size}
         self._default_row = self._batch.state[0].copy()
-        self._warnings = self._batch.warning
+        self._numbers, self._warnings = self._batch.state.reshape(-1), self._batch.warning[:, :, 1]
         self._sensed = self._batch.bind("sensordata")
         self._fresh = np.flatnonzero(sensed_before_forces(model))
         self._of_forces = np.flatnonzero(~sensed_before_forces(model))
 
-        self.qpos, self.qvel, self.act, self.time, self.ctrl, self.mocap_pos, self.mocap_quat = (
+        self.qpos, self.qvel, self.act, self.ctrl, self.mocap_pos, self.mocap_quat = (
             torch.from_numpy(self._rows[name]).float().clone()
-            for name in ("qpos", "qvel", "act", "time", "ctrl", "mocap_pos", "mocap_quat")
+            for name in ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
         )
         self.sensordata = torch.zeros(worlds, model.nsensordata)
-        moving = (("qpos", self.qpos), ("qvel", self.qvel), ("act", self.act), ("time", self.time))
+        moving = (("qpos", self.qpos), ("qvel", self.qvel), ("act", self.act))
         given = (("ctrl", self.ctrl), ("mocap_pos", self.mocap_pos), ("mocap_quat", self.mocap_quat))
         self._outward = [(shown, self._live[name]) for name, shown in moving if shown.numel()]
         self._inward = [(self._live[name], shown) for name, shown in given if shown.numel()]
+        self.all_well = True
         self.failed = self.overflowed = self._nobody = torch.zeros(worlds, dtype=torch.bool)
         self.failures, self.overflows = torch.zeros(worlds, dtype=torch.int64), torch.zeros(worlds, dtype=torch.int64)
 
@@ -59,6 +60,10 @@ class MujocoSim:
         self.reset(torch.ones(worlds, dtype=torch.bool), self.qpos.clone(), self.qvel.clone())
         self.sense()
 
+    @property
+    def time(self) -> Tensor:
+        return self._live["time"].float()
+
     def step(self, substeps: int) -> None:
         self._take_inputs()
         raised = _call(Batch.step, self._batch, nstep=substeps)
@@ -68,11 +73,12 @@ class MujocoSim:
         self._look_for_faults(raised)
 
     def _look_for_faults(self, raised: np.ndarray) -> None:
-        counts = self._warnings[:, :, 1]
-        if not len(raised) and not counts.any() and _sane(self._rows["qpos"]) and _sane(self._rows["qvel"]):
+        counts = self._warnings
+        if not len(raised) and not counts.any() and _sane(self._numbers):
             # Almost always, and cheaper to find out for all worlds at once than for each.
-            self.failed = self.overflowed = self._nobody
+            self.all_well, self.failed, self.overflowed = True, self._nobody, self._nobody
             return
+        self.all_well = False
         # The engine puts zero in place of a control that is not finite, and goes on; MuJoCo Warp fails, so we do too.
         self.failed = _blew_up(self.qpos, self.qvel) | torch.from_numpy(counts[:, _BAD_CONTROL_WARNING] > 0)
         self.failed[raised] = True
@@ -134,7 +140,7 @@ class MujocoSim:
             field.copy_(state[f"field/{name}"])
         if self._fields:
             self.refresh_constants()
-        self._warnings[:, :, 1] = 0
+        self._warnings[...] = 0
         self.sense()
         self.sensordata.copy_(state["sensordata"])
         self.failures.copy_(state["failures"])
@@ -156,9 +162,9 @@ def _blew_up(qpos: Tensor, qvel: Tensor) -> Tensor:
     return ~((qpos.abs().amax(1) < LARGEST_SANE_VALUE) & (qvel.abs().amax(1) < LARGEST_SANE_VALUE))
 
 
-def _sane(rows: np.ndarray) -> bool:
-    """Whether no number is huge, or none at all: a comparison with NaN is false."""
-    return bool(np.abs(rows).max(initial=0.0) < LARGEST_SANE_VALUE)
+def _sane(numbers: np.ndarray) -> bool:
+    """Whether none is huge or not a number: a comparison with NaN is false."""
+    return bool(np.abs(numbers).max() < LARGEST_SANE_VALUE)
 
 
 def _call(function: Callable[..., None], batch: Batch, **arguments: int) -> np.ndarray:

@@ -31,8 +31,6 @@ class Sim(Protocol):
     """[world, nv]"""
     act: Tensor
     """[world, na]"""
-    time: Tensor
-    """Seconds since the reset, [world]."""
     ctrl: Tensor
     """[world, nu]; write it before `step`."""
     mocap_pos: Tensor
@@ -44,6 +42,8 @@ class Sim(Protocol):
     accelerations and forces keep the last substep's value, and are zero in a world that was just reset."""
     failed: Tensor
     """Worlds whose state became non-finite or huge in the last `step`, bool [world]; they must be reset."""
+    all_well: bool
+    """Whether the engine knows that none did, without waiting for a device; false where it cannot know."""
     overflowed: Tensor
     """Worlds that ran out of contact or constraint rows in the last `step`, bool [world]. On MuJoCo Warp contacts are
     one pool for all worlds: when it is empty, any of them may have lost some, and all are marked."""
@@ -51,6 +51,11 @@ class Sim(Protocol):
     """How often each world failed, int64 [world]."""
     overflows: Tensor
     """In how many steps each world overflowed, int64 [world]."""
+
+    @property
+    def time(self) -> Tensor:
+        """Seconds since the reset, [world]."""
+        ...
 
     def step(self, substeps: int) -> None:
         """Integrate `substeps` times with the present `ctrl`."""

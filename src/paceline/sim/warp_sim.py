@@ -78,6 +78,7 @@ class WarpSim:
         def flags(dtype: torch.dtype) -> Tensor:
             return torch.zeros(worlds, dtype=dtype, device=device)
 
+        self.all_well = False
         self.failed, self.overflowed = flags(torch.bool), flags(torch.bool)
         self.failures, self.overflows = flags(torch.int64), flags(torch.int64)
         self.sense()

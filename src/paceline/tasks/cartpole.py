@@ -37,7 +37,7 @@ class Cartpole:
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""
         <mujoco model="cartpole">
-          <option timestep="{1.0 / self.physics_hz!r}" integrator="implicitfast"><flag contact="disable"/></option>
+          <option timestep="{1.0 / self.physics_hz!r}" integrator="Euler"><flag constraint="disable"/></option>
           <visual>
             <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
             <global offwidth="1280" offheight="720"/>
@@ -77,18 +77,17 @@ class Cartpole:
     def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
         angle = worlds.qpos[:, 1]
         cart_speed, pole_speed = worlds.qvel.abs().unbind(1)
-        fell = terminated.float()
         return {
-            "alive": 1.0 - fell,
-            "terminated": -2.0 * fell,
+            "alive": (~terminated).float(),
+            "terminated": -2.0 * terminated.float(),
             "pole_angle": -angle.square(),
             "cart_speed": -0.01 * cart_speed,
             "pole_speed": -0.005 * pole_speed,
         }
 
     def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        angle = (2.0 * uniform - 1.0) * self.start_angle
-        return torch.cat((torch.zeros_like(angle), angle), dim=1), torch.zeros_like(angle).expand(-1, 2)
+        angle, zero = (uniform - 0.5) * (2.0 * self.start_angle), torch.zeros_like(uniform)
+        return torch.cat((zero, angle), dim=1), zero.expand(-1, 2)
 
 
 ENTRY = TaskEntry(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from paceline.config import LEARNING_RATES, PpoConfig
 from paceline.distributed.gradients import FlatParameters
@@ -20,12 +21,13 @@ from paceline.distributed.statistics import RunningStatistics
 from paceline.env import draw
 from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
-from paceline.learners.policies import fold_normalizer, mlp
-from paceline.learners.ppo.objective import divergence, hand_derived, log_prob, objective
+from paceline.learners.policies import fold_normalizer, mlp, plain
+from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
+from paceline.learners.ppo.twins import Twins
 
-# Numbers in a layer's output from which two threads were faster than one (measured: 1.1 times here, 1.35 at twice it).
-_SHARED_LAYER = 2**18
+# Numbers in a layer's output from which two threads were faster than one (measured: 1.05 times here, 1.2 at twice it).
+_SHARED_LAYER = 2**14
 _FAULT_NAMES = ("failures", "overflows")
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 _NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
@@ -72,10 +74,10 @@ class Ppo:
         # Clipped apart: a large error of the critic is no reason for the actor to take a smaller step.
         self._flat = FlatParameters([self.log_std, *self.actor.parameters()], list(self.critic.parameters()))
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
+        self._rate_bounds = torch.tensor((config.desired_kl / 2.0, config.desired_kl * 2.0), device=device)
+        self._rate_factors = torch.tensor((1.5, 1.0, 1.0 / 1.5), device=device)
         on_gpu = device.type == "cuda"
-        self._adam = torch.optim.Adam([self._flat.values], self._learning_rate, fused=True, capturable=on_gpu)
-        # Made here and not by Adam's first step, so that a checkpoint can be loaded into it at any time, in place.
-        self._adam.state[self._flat.values] = {
+        self._adam = {
             "step": torch.zeros((), device=device),
             "exp_avg": torch.zeros_like(self._flat.gradient),
             "exp_avg_sq": torch.zeros_like(self._flat.gradient),
@@ -86,11 +88,14 @@ class Ppo:
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._epochs = torch.zeros_like(self._steps)
         # Inference mode makes an operation on a CPU cheaper still than no_grad does; a compiler does not take it.
-        roll_out = torch.no_grad()(self._roll_out) if on_gpu else torch.inference_mode()(self._roll_out)
-        self._collect = capture(roll_out, device, warp=on_gpu)
-        self._improve = capture(self._update, device)
+        without_autograd = torch.no_grad() if on_gpu else torch.inference_mode()
+        self._collect = capture(without_autograd(self._roll_out), device, warp=on_gpu)
+        self._improve = capture(without_autograd(self._update), device)
         # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
-        self._objective = objective if on_gpu else hand_derived
+        self._differentiate = self._differentiate_compiled if on_gpu else self._differentiate_by_hand
+        self._log_std_gradient = self._flat.together(self.log_std)[1]
+        self._twins = Twins((self.actor, self.critic), self._flat)
+        self._mean = plain(self.actor)
         self._act = fuse(self._choose_actions, device)
         self._samples = fuse(self._pack_samples, device)
         self._losses = fuse(self._minibatch_losses, device)
@@ -116,17 +121,17 @@ class Ppo:
         }
 
     def _roll_out(self) -> Rollout:
-        horizon, env = self.config.horizon, self.env
-        env.prefetch(horizon)
+        env = self.env
+        env.prefetch(self.config.horizon)
         noise = self._noise()
-        push = noise * self.log_std.exp()
+        pushes = noise * self.log_std.exp()
 
         # A copy, because the latest observations are written back into the original below.
         obs = {group: first.clone() for group, first in self._obs.items()}
         seen, means, actions, steps = [], [], [], []
-        for t in range(horizon):
+        for push in pushes.unbind(0):
             seen.append(obs)
-            mean, action = self._act(obs["policy"], push[t])
+            mean, action = self._act(obs["policy"], push)
             result = env.step(action)
             means.append(mean)
             actions.append(action)
@@ -136,9 +141,10 @@ class Ppo:
             self._obs[group].copy_(latest)
 
         critic = self._critic_group
+        critic_obs = torch.stack([o[critic] for o in (*seen, obs)])
         return Rollout(
-            obs=torch.stack([o["policy"] for o in seen]),
-            critic_obs=torch.stack([o[critic] for o in (*seen, obs)]),
+            obs=torch.stack([o["policy"] for o in seen]) if critic == "critic" else critic_obs[:-1],
+            critic_obs=critic_obs,
             final_critic_obs=torch.stack([s.final_obs[critic] for s in steps]),
             action=torch.stack(actions),
             mean=torch.stack(means),
@@ -154,21 +160,21 @@ class Ppo:
     def _update(self) -> Tensor:
         rollout, config = self._rollout, self.config
         samples = self._samples(rollout)
-        losses = []
+        losses: list[Tensor] = []
         for order in self._orders():
-            for minibatch in samples[order].chunk(config.minibatches):
-                losses.append(self._descend(minibatch, rollout.log_std))
-        with torch.no_grad():
-            self.normalizers["policy"].merge(rollout.obs)
-            if self._critic_group == "critic":
-                self.normalizers["critic"].merge(rollout.critic_obs[:-1])
-            self._steps += config.horizon
-            self._epochs += config.epochs
-            spread = self.log_std.exp().mean()
-            done = rollout.terminated | rollout.truncated
-            sums = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
-            scalars = (self._learning_rate.view(1), spread.view(1))
-            return torch.cat((done.sum().view(1), sums, rollout.faults, torch.stack(losses).mean(0), *scalars))
+            for minibatch in samples.index_select(0, order).chunk(config.minibatches):
+                losses.extend(self._descend(minibatch, rollout.log_std))
+        self.normalizers["policy"].merge(rollout.obs)
+        if self._critic_group == "critic":
+            self.normalizers["critic"].merge(rollout.critic_obs[:-1])
+        self._steps += config.horizon
+        self._epochs += config.epochs
+        spread = self.log_std.exp().mean()
+        done = rollout.terminated | rollout.truncated
+        sums = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
+        descent = torch.stack(losses).unflatten(0, (-1, len(_LOSS_NAMES) + len(_NORM_NAMES))).mean(0)
+        scalars = (self._learning_rate.view(1), spread.view(1))
+        return torch.cat((done.sum().view(1), sums, rollout.faults, descent, *scalars))
 
     def _update_threads(self) -> int:
         """On a CPU the update is done by one thread, unless a layer is large enough for several to share."""
@@ -183,15 +189,14 @@ class Ppo:
         step = self._steps + torch.arange(horizon, device=env.device)[:, None]
         return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
 
-    @torch.no_grad()
     def _pack_samples(self, rollout: Rollout) -> Tensor:
         """Everything a minibatch needs, one row per sample, [step * world, columns]; `_minibatch_losses` takes it
         apart."""
         config = self.config
-        obs = self._normalize("policy", rollout.obs)
-        critic_obs = self._normalize(self._critic_group, rollout.critic_obs)
-        final_critic_obs = self._normalize(self._critic_group, rollout.final_critic_obs)
-        value, final_value = self.critic(critic_obs).squeeze(-1), self.critic(final_critic_obs).squeeze(-1)
+        critic_obs = torch.cat((rollout.critic_obs, rollout.final_critic_obs))
+        critic_obs = self._normalize(self._critic_group, critic_obs)
+        value, final_value = self.critic(critic_obs).squeeze(-1).split((config.horizon + 1, config.horizon))
+        critic_obs = critic_obs[: config.horizon]
         next_value = torch.where(rollout.truncated, final_value, value[1:])
         value, done = value[:-1], rollout.terminated | rollout.truncated
         advantage = advantages(
@@ -200,7 +205,9 @@ class Ppo:
         target = advantage + value
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         scalars = torch.stack((advantage, target, value, log_prob(rollout.noise, rollout.log_std)), dim=-1)
-        seen = (obs, critic_obs[:-1]) if self._critic_group == "critic" else (obs,)
+        seen = (critic_obs,)
+        if self._critic_group == "critic":
+            seen = (self._normalize("policy", rollout.obs), critic_obs)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
 
     def _orders(self) -> Tensor:
@@ -212,39 +219,75 @@ class Ppo:
         order = keys.argsort(dim=-1).transpose(1, 2) * self.env.num_envs
         return (order + torch.arange(self.env.num_envs, device=self.env.device)).flatten(1)
 
-    def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> Tensor:
+    def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """One gradient step; returns `_LOSS_NAMES` and `_NORM_NAMES`."""
-        loss, parts, kl = self._losses(minibatch, old_log_std)
-        self._flat.differentiate(loss)
+        *parts, kl = self._differentiate(minibatch, old_log_std)
         norms = self._tame(kl)
-        self._adam.step()
-        return torch.cat((torch.stack((*parts, kl)), norms))
+        self._step()
+        return *parts, kl, *norms
+
+    def _differentiate_compiled(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
+        """Puts the gradient into place; returns `_LOSS_NAMES`."""
+        with torch.enable_grad():
+            loss, *parts = self._losses(minibatch, old_log_std)
+            self._flat.differentiate(loss)
+        return tuple(parts)
+
+    def _differentiate_by_hand(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
+        """The same, without autograd."""
+        obs, critic_obs, action, old_mean, scalars = self._take_apart(minibatch)
+        mean, value = self._twins.forward((obs, critic_obs))
+        parts, (to_mean, to_log_std, to_value) = derived(
+            mean, self.log_std, value.squeeze(1), action, scalars, self.config
+        )
+        self._twins.backward((to_mean, to_value.unsqueeze(1)))
+        self._log_std_gradient.copy_(to_log_std)
+        return *parts, divergence(old_mean, old_log_std, mean, self.log_std)
+
+    def _step(self) -> None:
+        adam(
+            [self._flat.values],
+            [self._flat.gradient],
+            [self._adam["exp_avg"]],
+            [self._adam["exp_avg_sq"]],
+            [],
+            [self._adam["step"]],
+            fused=True,
+            capturable=self.env.device.type == "cuda",
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self._learning_rate,
+            weight_decay=0.0,
+            eps=1e-8,
+            maximize=False,
+        )
 
     def _choose_actions(self, obs: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         """The policy's mean and, off it by `push`, the action."""
-        mean = self.actor(self._normalize("policy", obs))
+        mean = self._mean(self._normalize("policy", obs))
         return mean, mean + push
 
-    def _minibatch_losses(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    def _minibatch_losses(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """The loss to descend; its parts; and how far the policy has moved from the one that acted."""
-        config, width = self.config, self._obs["policy"].shape[1]
-        critic_width = self._obs["critic"].shape[1] if self._critic_group == "critic" else 0
-        obs, critic_obs, action, old_mean, scalars = minibatch.split(
-            (width, critic_width, self.env.actions, self.env.actions, 4), dim=1
-        )
-        mean, value = self.actor(obs), self.critic(critic_obs if critic_width else obs).squeeze(-1)
-        loss, *parts = self._objective(mean, self.log_std, value, action, scalars.unbind(1), config)
-        kl = divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
-        return loss, tuple(parts), kl
+        obs, critic_obs, action, old_mean, scalars = self._take_apart(minibatch)
+        mean, value = self.actor(obs), self.critic(critic_obs).squeeze(-1)
+        losses = objective(mean, self.log_std, value, action, scalars, self.config)
+        return *losses, divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
 
-    @torch.no_grad()
-    def _clip_and_adapt(self, kl: Tensor) -> Tensor:
+    def _take_apart(self, minibatch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """What `_pack_samples` packed: observations, the critic's, actions, their means, and four scalars."""
+        width, actions = self._obs["policy"].shape[1], self.env.actions
+        critic_width = self._obs["critic"].shape[1] if self._critic_group == "critic" else 0
+        obs, critic_obs, action, mean, scalars = minibatch.split((width, critic_width, actions, actions, 4), dim=1)
+        return obs, critic_obs if critic_width else obs, action, mean, scalars.unbind(1)
+
+    def _clip_and_adapt(self, kl: Tensor) -> tuple[Tensor, ...]:
         """Clip the gradient, and follow the divergence with the learning rate: slower when the policy moves more than
         twice as far as desired, faster below half of it. Returns the gradients' norms."""
-        goal = self.config.desired_kl
-        if goal:
-            factor = 1.0 + 0.5 * (kl < goal / 2.0).float() - (kl > goal * 2.0).float() / 3.0
-            self._learning_rate.copy_((self._learning_rate * factor).clamp(*LEARNING_RATES))
+        if self.config.desired_kl:
+            factor = self._rate_factors.take(torch.bucketize(kl, self._rate_bounds))
+            self._learning_rate.mul_(factor).clamp_(*LEARNING_RATES)
         return self._flat.clip(self.config.max_gradient_norm)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
@@ -262,7 +305,7 @@ class Ppo:
         return {
             "networks": {name: tensor.detach().clone() for name, tensor in self._networks.state_dict().items()},
             "normalizers": {group: statistics.state() for group, statistics in self.normalizers.items()},
-            "adam": {name: tensor.clone() for name, tensor in self._adam.state[self._flat.values].items()},
+            "adam": {name: tensor.clone() for name, tensor in self._adam.items()},
             "learning_rate": self._learning_rate.clone(),
             "iteration": self.iteration,
             "steps": self._steps.clone(),
@@ -273,7 +316,7 @@ class Ppo:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.load_policy(state)
-        for name, tensor in self._adam.state[self._flat.values].items():
+        for name, tensor in self._adam.items():
             tensor.copy_(state["adam"][name])
         self._learning_rate.copy_(state["learning_rate"])
         self._steps.copy_(state["steps"])
