@@ -1,26 +1,54 @@
 """From a run's configuration, or from a trained run, to its env and learner."""
 
 import dataclasses
+import hashlib
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint
 from paceline.config import TrainConfig, from_dict
-from paceline.distributed.rank import Rank, this_rank
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.learners.ppo import Ppo
 from paceline.run_dir import RunDir
 from paceline.tasks import registry
+from paceline.versions import versions
 
 
-def build(config: TrainConfig, rank: Rank, num_envs: int | None = None) -> tuple[RobotEnv, Ppo]:
-    """The env and the learner of a run, with fresh weights; `num_envs` replaces the run's own."""
+def build(config: TrainConfig, group: Group, worlds: range) -> tuple[RobotEnv, Ppo]:
+    """The env and the learner of a run, with fresh weights, for some of its worlds."""
     entry = registry.find(config.task)
-    worlds = num_envs or config.num_envs
     task = from_dict(entry.task, config.env, f"options of task {config.task}")
-    env = RobotEnv(task, worlds, config.engine, rank.device, config.seed, first_world=rank.index * worlds)
-    return env, Ppo(env, config.ppo, config.seed)
+    device, threads = group.rank.device, group.rank.cores
+    env = RobotEnv(task, len(worlds), config.engine, device, config.seed, first_world=worlds.start, threads=threads)
+    return env, Ppo(env, config.ppo, config.seed, group)
+
+
+def fingerprint(config: TrainConfig) -> dict[str, str]:
+    """What all ranks of a run must have in common, by name: versions, settings and code."""
+    found = {f"version of {package}": number for package, number in versions().items()}
+    for name, value in dataclasses.asdict(config).items():
+        # Each host may have its own GPUs, and its own place for logs.
+        if name in ("gpu_ids", "worker_log_dir"):
+            continue
+        options = {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else None
+        found |= {f"setting {key}": str(option) for key, option in (options or {name: value}).items()}
+    package = Path(__file__).parent
+    found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
+    found[f"code of task {config.task}"] = _digest([Path(inspect.getfile(registry.find(config.task).task))])
+    return found
+
+
+def _digest(files: list[Path]) -> str:
+    """Short, and the same for the same files."""
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def fit(load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: str) -> None:
@@ -39,6 +67,6 @@ def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Ppo, RunDir]:
     config.check()
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)["learner"]
-    env, learner = build(config, this_rank(()), num_envs=1)
+    env, learner = build(config, Group(Rank()), range(1))
     fit(learner.load_policy, saved, str(file))
     return env, learner, opened

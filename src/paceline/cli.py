@@ -32,6 +32,7 @@ OVERVIEW = f"""Paceline {__version__}: robot policies by reinforcement learning 
   paceline tasks          what there is to train
   paceline play RUN       watch a trained policy, as a video
   paceline export RUN     a trained policy as ONNX or TorchScript
+  paceline doctor         what would go wrong here, before it does
 
 Each has its own --help.  Start with:  paceline train cartpole
 """
@@ -45,6 +46,8 @@ class TrainArguments:
     """The algorithm: ppo."""
     num_envs: Annotated[int | None, arg(metavar="N")] = None
     """Worlds per rank; by default what suits the task and the device."""
+    total_envs: Annotated[int | None, arg(metavar="N")] = None
+    """Worlds over all ranks, in place of --num-envs."""
     max_iterations: Annotated[int, arg(metavar="M")] = 100
     """Stop after so many iterations in all, those before a resume included."""
     seed: int = 0
@@ -56,8 +59,23 @@ class TrainArguments:
     engine: str = "auto"
     """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs)."""
     gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
-    """GPUs, relative to CUDA_VISIBLE_DEVICES; none is the CPU. By default the first GPU, or else the CPU; a resumed run
-    stays where it was."""
+    """GPUs, relative to CUDA_VISIBLE_DEVICES, one rank each; none is the CPU. By default the first GPU, or else the
+    CPU; a resumed run stays where it was."""
+    ranks: Annotated[int | None, arg(metavar="K")] = None
+    """With --gpu-ids none, so many processes that train as one; on several hosts, on each of them."""
+    launcher: Literal["elastic", "torchrunx"] = "elastic"
+    """What starts the ranks: torch's elastic launcher, or torchrunx (pip install paceline[torchrunx]; GPL-3.0)."""
+    hosts: Annotated[tuple[str, ...], arg(metavar="HOST")] = ()
+    """With --launcher torchrunx: the machines to use, over SSH; by default this one."""
+    max_restarts: Annotated[int, arg(metavar="R")] = 0
+    """When a rank fails, start all anew from the newest checkpoint, so many times."""
+    timeout_seconds: Annotated[float, arg(name="timeout", metavar="SECONDS")] = 60.0
+    """A rank that is not heard of for so long has failed, and all end."""
+    worker_log_dir: Annotated[str | None, arg(metavar="DIR")] = None
+    """Where each rank's log goes, "" for nowhere; by default RUN/workers. The environment variable
+    PACELINE_WORKER_LOG_DIR wins over it."""
+    torchrunx_log_dir: Annotated[str | None, arg(metavar="DIR")] = None
+    """For users of mjlab: the same as --worker-log-dir, and so is TORCHRUNX_LOG_DIR."""
     logger: str = "tensorboard"
     """tensorboard or none."""
     checkpoint_every: Annotated[int, arg(metavar="N")] = 50
@@ -98,6 +116,27 @@ class ExportArguments:
 
 
 @dataclass(frozen=True)
+class DoctorArguments:
+    """Check what training needs: devices, versions, network, memory, run directory. Under a launcher it checks all
+    ranks. Exits with 1 if something will fail."""
+
+    task: Annotated[str | None, arg(metavar="TASK")] = None
+    """Check also that this task's worlds fit into memory."""
+    num_envs: Annotated[int | None, arg(metavar="N")] = None
+    """Worlds per rank; by default what suits the task and the device."""
+    gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
+    """As for train."""
+    engine: str = "auto"
+    """As for train."""
+    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Check that this can be written to; by default runs/."""
+    timeout_seconds: Annotated[float, arg(name="timeout", metavar="SECONDS")] = 60.0
+    """As for train."""
+    json: Annotated[bool, FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
 class TasksArguments:
     """List the tasks, our own and those of other installed packages."""
 
@@ -110,7 +149,9 @@ def main() -> None:
     try:
         code = _dispatch(sys.argv[1:], console)
     except UserError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        # Ranks refuse alike: one voice is enough.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"paceline: {error}", file=sys.stderr)
         code = 2
     sys.exit(code)
 
@@ -139,7 +180,7 @@ class _Patient:
 
 
 def _dispatch(words: list[str], console: Console) -> int:
-    commands = {"train": _train, "tasks": _tasks, "play": _play, "export": _export}
+    commands = {"train": _train, "tasks": _tasks, "play": _play, "export": _export, "doctor": _doctor}
     if not words or words[0] in ("-h", "--help"):
         print(OVERVIEW, end="")
         return 0 if words else 2
@@ -166,27 +207,83 @@ def _train(words: list[str], console: Console) -> int:
     import torch
 
     from paceline import checkpoint
+    from paceline.distributed.rank import under_launcher
     from paceline.run_dir import RunDir
     from paceline.train import TrainingFailedError, train
 
-    config = _config(task, arguments)
+    config = _config(task, arguments, stored)
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("A GPU is here, but not MuJoCo Warp (pip install mujoco-warp): training on the CPU.")
     if arguments.distributed:
         _refuse_without_launcher()
     if run is None:
-        run, resume_from = RunDir.plan(arguments.run_dir, task), None
+        run, resume_from = RunDir.named(arguments.run_dir, task), None
     elif arguments.run_dir:
         raise UserError(f"--run-dir {arguments.run_dir} with --resume: a resumed run stays in its own directory")
     else:
         resume_from = checkpoint.chosen(arguments.resume, run.checkpoints)
+    ranks = _ranks(arguments, config)
+    if not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx"):
+        return _launch(words, arguments, config, run, resumed=resume_from is not None, ranks=ranks)
+    main = os.environ.get("RANK", "0") == "0"
     try:
         result = train(config, run, console, resume_from)
     except TrainingFailedError as error:
-        print(f"paceline: training failed: {error}", file=sys.stderr)
+        # Of a failure elsewhere the main rank has told already.
+        if main:
+            print(f"paceline: training failed: {error}", file=sys.stderr)
         return 1
-    _summarise(result, console)
-    return 0 if result["status"] == "completed" else interrupts.EXIT_CODE
+    if main:
+        _summarise(result, console)
+    # A launcher would start anew what does not end with 0; whether it was interrupted it knows itself.
+    return 0 if result["status"] == "completed" or under_launcher() else interrupts.EXIT_CODE
+
+
+def _ranks(arguments: Any, config: "TrainConfig") -> int:
+    """How many to start on this machine, or on each of --hosts."""
+    gpus, asked = len(config.gpu_ids), arguments.ranks
+    if asked is not None and asked < 1:
+        raise UserError(f"--ranks {asked} must be at least 1")
+    if gpus and asked not in (None, gpus):
+        raise UserError(f"--ranks {asked} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
+    if arguments.max_restarts < 0:
+        raise UserError(f"--max-restarts {arguments.max_restarts} must not be negative")
+    if arguments.hosts and arguments.launcher != "torchrunx":
+        raise UserError(
+            f"--hosts {' '.join(arguments.hosts)} needs --launcher torchrunx; "
+            "or start python -m torch.distributed.run on each host"
+        )
+    if arguments.launcher == "torchrunx" and arguments.max_restarts:
+        raise UserError("--max-restarts: torchrunx starts nothing anew; use --launcher elastic")
+    return asked or gpus or 1
+
+
+def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDir", resumed: bool, ranks: int) -> int:
+    """Start the ranks and wait for them; they do the talking."""
+    from paceline.launch import local, torchrunx
+
+    config.check()
+    if not resumed:
+        run.check_new()
+        words = [*words, "--run-dir", str(run.path)]
+    try:
+        if arguments.launcher == "torchrunx":
+            torchrunx.launch(["train", *words], ranks, arguments.hosts)
+        else:
+            local.launch(["train", *words], ranks, arguments.max_restarts)
+    except KeyboardInterrupt:
+        return interrupts.EXIT_CODE
+    except local.RankFailedError as error:
+        if error.exit_code == 2:
+            return 2
+        result = run.result()
+        if result.get("status") != "failed":
+            # The main rank could not say it any more.
+            print(f"paceline: training failed: {error}", file=sys.stderr)
+            if result:
+                run.write_result(**(result | {"status": "failed", "cause": str(error)}))
+        return 1
+    return 0 if run.result()["status"] == "completed" else interrupts.EXIT_CODE
 
 
 def _run_to_resume(words: list[str]) -> "RunDir | None":
@@ -244,7 +341,7 @@ def _arguments_for(task: str, stored: "TrainConfig | None") -> type:
     return kind
 
 
-def _config(task: str, arguments: Any) -> "TrainConfig":
+def _config(task: str, arguments: Any, stored: "TrainConfig | None") -> "TrainConfig":
     from paceline.config import TrainConfig
     from paceline.distributed.rank import choose_gpus
     from paceline.tasks import registry
@@ -256,6 +353,10 @@ def _config(task: str, arguments: Any) -> "TrainConfig":
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & set(vars(arguments))
     values = {name: getattr(arguments, name) for name in shared}
     values |= {"env": dataclasses.asdict(arguments.env), "gpu_ids": gpu_ids, "num_envs": num_envs}
+    if stored and num_envs != stored.num_envs and arguments.total_envs == stored.total_envs:
+        values["total_envs"] = None
+    if arguments.torchrunx_log_dir is not None and arguments.worker_log_dir is None:
+        values["worker_log_dir"] = arguments.torchrunx_log_dir
     return TrainConfig(task=task, **values)
 
 
@@ -337,6 +438,27 @@ def _export(words: list[str], console: Console) -> int:
 
     console.print(escape(str(export(arguments.run, arguments.format, arguments.output))))
     return 0
+
+
+def _doctor(words: list[str], console: Console) -> int:
+    arguments = _parse(DoctorArguments, words, "doctor")
+    from paceline import doctor
+
+    findings = doctor.examine(
+        arguments.task,
+        arguments.num_envs,
+        arguments.gpu_ids,
+        arguments.engine,
+        arguments.run_dir,
+        arguments.timeout_seconds,
+    )
+    if findings is None:
+        return 0
+    if arguments.json:
+        print(doctor.as_json(findings))
+    else:
+        console.print(doctor.table(findings))
+    return 1 if any(finding.status == "fails" for finding in findings) else 0
 
 
 def _parse(kind: type, words: list[str], command: str) -> Any:

@@ -86,6 +86,8 @@ class TrainConfig:
     """GPUs, relative to CUDA_VISIBLE_DEVICES, one rank each; none is the CPU."""
     num_envs: int = 64
     """Worlds per rank."""
+    total_envs: int | None = None
+    """Worlds over all ranks, in place of `num_envs`; they are shared out as evenly as can be."""
     max_iterations: int = 100
     """In all, those before a resume included."""
     seed: int = 0
@@ -94,6 +96,14 @@ class TrainConfig:
     """Iterations from one checkpoint to the next."""
     keep_checkpoints: int = 3
     """The newest so many are kept, and the best beside them."""
+    timeout_seconds: float = 60.0
+    """A rank that is not heard of for so long has failed, and all others end."""
+    worker_log_dir: str | None = None
+    """Where each rank's log goes, by default workers/ in the run's directory; empty for no logs."""
+
+    def total(self, ranks: int) -> int:
+        """Worlds over all ranks."""
+        return self.total_envs or self.num_envs * ranks
 
     def check(self) -> None:
         """Refuse what cannot work, before anything is made."""
@@ -103,8 +113,12 @@ class TrainConfig:
             raise unknown("logger", self.logger, LOGGERS)
         for name in ("num_envs", "max_iterations", "checkpoint_every", "keep_checkpoints"):
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
-        if self.num_envs > MOST_ENVS:
-            raise UserError(f"--num-envs {self.num_envs} must be at most {MOST_ENVS}")
+        if self.total_envs is not None:
+            at_least_one("--total-envs", self.total_envs)
+        above_zero("--timeout", self.timeout_seconds)
+        if self.total(1) > MOST_ENVS:
+            flag = "--total-envs" if self.total_envs else "--num-envs"
+            raise UserError(f"{flag} {self.total(1)} must be at most {MOST_ENVS}")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
         self.ppo.check()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,12 @@ class Interrupts:
             yield
         finally:
             self._cut_in = False
+
+    def wait(self, seconds: float) -> None:
+        """Until asked, but no longer than this."""
+        deadline = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         if self.asked:

@@ -51,6 +51,9 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, iteration)
 
+    def flush(self) -> None:
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
 

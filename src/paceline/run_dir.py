@@ -22,6 +22,8 @@ class RunDir:
     """Where a run keeps what it makes; only the main rank writes here."""
 
     path: Path
+    given: bool = True
+    """Whether the user named it; a name of our own may give way to one beside it."""
 
     @property
     def config_file(self) -> Path:
@@ -44,17 +46,20 @@ class RunDir:
         return self.path / "videos"
 
     @classmethod
-    def plan(cls, path: Path | None, task: str) -> "RunDir":
-        """A directory for a new run, checked but not yet made, so that a run that cannot start leaves nothing."""
-        asked, path = path, path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    def named(cls, path: Path | None, task: str) -> "RunDir":
+        """For a new run, by default named after the time; nothing is made or looked at yet."""
+        return cls(path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"), given=path is not None)
+
+    def check_new(self) -> None:
+        """Whether a new run can be here; nothing is made, so that one that cannot start leaves nothing."""
+        path = self.path
         nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
         if not nearest.is_dir():
             raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
         if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
-        if asked == nearest and any(os.scandir(path)):
+        if self.given and path == nearest and any(os.scandir(path)):
             raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
-        return cls(path)
 
     @contextmanager
     def held(self, config: TrainConfig, resumed: bool) -> Iterator["RunDir"]:
@@ -102,6 +107,24 @@ class RunDir:
         if not os.path.isfile(path / "run.yaml"):
             raise UserError(f"{run} is not a run: it has no run.yaml")
         return cls(path)
+
+    def of_launch(self, launch: str | None) -> tuple["RunDir", dict[str, Any]] | None:
+        """The run that an elastic launch has begun and not completed, here or beside this place; and its result."""
+        if launch is None:
+            return None
+        beside = self.path.parent
+        for place in [self.path] if self.given or not beside.is_dir() else sorted(beside.iterdir(), reverse=True):
+            result = RunDir(place).result()
+            if result.get("launch") == launch and result["status"] != "completed":
+                return RunDir(place), result
+        return None
+
+    def result(self) -> dict[str, Any]:
+        """What result.json says; nothing if there is none."""
+        try:
+            return json.loads(self.result_file.read_text())
+        except (OSError, ValueError):
+            return {}
 
     @classmethod
     def _newest(cls, task: str) -> "RunDir":

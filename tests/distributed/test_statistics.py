@@ -8,7 +8,7 @@ def test_batches_merge_into_the_statistics_of_all_rows():
     rows = torch.randn(120, 3, generator=generator) * torch.tensor([1.0, 5.0, 0.1]) + torch.tensor([0.0, -3.0, 40.0])
     statistics = RunningStatistics(3, torch.device("cpu"))
     for batch in rows.split((20, 70, 30)):
-        statistics.merge(batch.unflatten(0, (2, -1)))
+        statistics.merge(torch.tensor(len(batch)), statistics.sums(batch.unflatten(0, (2, -1))))
     torch.testing.assert_close(statistics.mean, rows.mean(0))
     torch.testing.assert_close(statistics.variance, rows.var(0, correction=0), rtol=1e-4, atol=1e-6)
     assert statistics.count == 120
@@ -16,5 +16,5 @@ def test_batches_merge_into_the_statistics_of_all_rows():
 
 def test_an_observation_that_never_varies_stays_small():
     statistics = RunningStatistics(1, torch.device("cpu"))
-    statistics.merge(torch.full((50, 1), 7.0))
+    statistics.merge(torch.tensor(50), statistics.sums(torch.full((50, 1), 7.0)))
     assert statistics.normalize(torch.tensor([[7.01]])).abs() <= 1.01

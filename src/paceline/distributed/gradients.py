@@ -9,13 +9,15 @@ from torch import Tensor, nn
 class FlatParameters:
     """Makes every parameter of some groups a view of `values`, beside one flat `gradient`.
 
-    One optimiser step and one collective then serve all layers at once.
+    One optimiser step serves all layers at once; and so does one collective of `message`, which is the gradient and
+    `beside` it as many other numbers.
     """
 
-    def __init__(self, *groups: list[nn.Parameter]):
+    def __init__(self, *groups: list[nn.Parameter], beside: int = 0):
         self._parameters = [parameter for group in groups for parameter in group]
         self.values = nn.Parameter(torch.cat([p.detach().flatten() for p in self._parameters]))
-        self.gradient = torch.zeros_like(self.values, requires_grad=False)
+        self.message = torch.zeros(self.values.numel() + beside, device=self.values.device)
+        self.gradient, self.beside = self.message.split((self.values.numel(), beside))
         self.values.grad = self.gradient
         sizes = [p.numel() for p in self._parameters]
         for parameter, part in zip(self._parameters, self.values.data.split(sizes), strict=True):

@@ -1,10 +1,13 @@
 """Who this process is among all ranks, and its device; read once."""
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,27 +20,76 @@ from paceline.errors import UserError
 class Rank:
     """One process of a run. Worlds, seeds and files are told apart by `index`, which is global."""
 
-    index: int
-    world_size: int
-    host: str
-    device: torch.device
+    index: int = 0
+    world_size: int = 1
+    local_index: int = 0
+    """Among the ranks of this host."""
+    local_size: int = 1
+    host: str = field(default_factory=socket.gethostname)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_main(self) -> bool:
         """The one rank in all nodes that writes files."""
         return self.index == 0
 
+    @property
+    def cores(self) -> int:
+        """Its share of the host's; where there are fewer cores than ranks they take turns."""
+        return max(1, usable_cores() // self.local_size)
+
+
+def under_launcher() -> bool:
+    """Whether a launcher has started this process as one of a run's ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch_id() -> str | None:
+    """What an elastic launcher calls the run; it stays the same when ranks are started anew."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
+def die_with_launcher() -> None:
+    """A worker whose launcher is killed must not train on by itself."""
+    if launch_id() is None or sys.platform != "linux":
+        return
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)
+
 
 def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
-    """The only rank of a run that one process does alone."""
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("started as one of several ranks (WORLD_SIZE is set), but this version trains with one rank")
-    if len(gpu_ids) > 1:
+    """Who the launcher says that this process is; alone, if there is none. GPUs are given out by local rank."""
+    if not under_launcher():
+        return Rank(device=_device(gpu_ids[:1], 0, 1))
+    if "LOCAL_RANK" not in os.environ:
         raise UserError(
-            f"--gpu-ids {' '.join(map(str, gpu_ids))} asks for {len(gpu_ids)} ranks, "
-            "but this version trains with one: give one GPU"
+            "RANK and WORLD_SIZE are set, but not LOCAL_RANK: if they count nodes, start the ranks with "
+            "python -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE "
+            "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT -m paceline train ...; or unset them to train alone"
         )
-    return Rank(0, 1, socket.gethostname(), torch.device("cuda", gpu_ids[0]) if gpu_ids else torch.device("cpu"))
+    index, world_size, local = (_number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    local_size = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else local + 1
+    return Rank(index, world_size, local, local_size, device=_device(gpu_ids, local, local_size))
+
+
+def _number(name: str) -> int:
+    word = os.environ[name]
+    if not word.isdecimal():
+        raise UserError(f"the environment variable {name} is {word!r}: a launcher sets it to a number")
+    return int(word)
+
+
+def _device(gpu_ids: tuple[int, ...], local: int, local_size: int) -> torch.device:
+    if not gpu_ids:
+        return torch.device("cpu")
+    if local >= len(gpu_ids):
+        raise UserError(
+            f"{local_size} ranks on {socket.gethostname()} but {len(gpu_ids)} GPUs for them "
+            f"({' '.join(map(str, gpu_ids))}): start as many ranks as GPUs, or name a GPU twice to share it"
+        )
+    return torch.device("cuda", gpu_ids[local])
 
 
 def usable_cores() -> int:
@@ -71,12 +123,14 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def choose_gpus(asked: tuple[str, ...], engine: str) -> tuple[int, ...]:
-    """GPU indices from what the command line says: indices, `all`, `none` (the CPU), or nothing for the first GPU,
-    where there is one and the engine for it."""
+    """GPU indices, relative to CUDA_VISIBLE_DEVICES, from what the command line says: indices, `all`, `none` (the CPU),
+    or nothing. Nothing is the first GPU, or under a launcher one for each local rank, where there are GPUs and the
+    engine for them. An index may stand twice: its ranks then share that GPU."""
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     words = tuple(word.lower() for word in asked)
     if not words:
-        return (0,) if present and engine != "mujoco" and find_spec("mujoco_warp") else ()
+        usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
+        return tuple(range(usable if under_launcher() else min(usable, 1)))
     if words == ("none",):
         return ()
     if words == ("all",):

@@ -4,6 +4,15 @@ import torch
 from torch import Tensor
 
 
+def sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
+    """Of `rows` [..., width] less `origin`, and of the squares of that, float64 [2, width]. They are taken about the
+    rows' own mean and then moved, so that nothing is lost where the mean is much larger than the spread."""
+    rows = rows.flatten(0, -2)
+    variance, mean = torch.var_mean(rows, dim=0, correction=0)
+    shift = (mean - origin).double()
+    return torch.stack((shift, variance + shift.square())) * rows.shape[0]
+
+
 class RunningStatistics:
     """Mean and variance of all rows seen so far, merged a batch at a time (Chan et al. 1979)."""
 
@@ -16,17 +25,20 @@ class RunningStatistics:
         self.variance = torch.ones(width, device=device)
         self._scale = 1.0 / self.std()
 
-    def merge(self, rows: Tensor) -> None:
-        """Take in `rows` [..., width], in place."""
-        rows = rows.flatten(0, -2)
-        variance, mean = torch.var_mean(rows, dim=0, correction=0)
-        total = self.count + rows.shape[0]
-        share = (rows.shape[0] / total).float()
-        shift = mean - self.mean
+    def merge(self, count: Tensor, sums: Tensor) -> None:
+        """Take in so many rows, by what `sums` said of them, in place."""
+        shift, square = (sums / count).unbind(0)
+        total = self.count + count
+        share = count / total
+        variance = square - shift.square()
         self.variance += share * (variance - self.variance + shift.square() * (1.0 - share))
         self.mean += share * shift
         self.count.copy_(total)
         self._scale.copy_(1.0 / self.std())
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Of deviations from the present mean, and of their squares, float64 [2, width]: ranks can add theirs up."""
+        return sums(rows, self.mean)
 
     def std(self) -> Tensor:
         return self.variance.sqrt() + self.SMALLEST_STD

@@ -37,12 +37,13 @@ class RobotEnv:
         device: torch.device | str = "cpu",
         seed: int = 0,
         first_world: int = 0,
+        threads: int | None = None,
     ):
         self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
         self.device, self.first_world = torch.device(device), first_world
         at_least_one("--env.decimation", task.decimation)
         above_zero("--env.episode-seconds", task.episode_seconds)
-        self.sim: Sim = make_sim(task.model(), num_envs, engine, self.device)
+        self.sim: Sim = make_sim(task.model(), num_envs, engine, self.device, threads=threads)
         self.control_seconds = task.decimation * self.sim.model.opt.timestep
         self.episode_steps = max(1, round(task.episode_seconds / self.control_seconds))
 

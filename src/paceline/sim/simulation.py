@@ -123,12 +123,14 @@ def make_sim(
     per_world_fields: tuple[str, ...] = (),
     contacts_per_world: int | None = None,
     constraints_per_world: int | None = None,
+    threads: int | None = None,
 ) -> Sim:
-    """Build the worlds on the chosen engine; only that engine is imported."""
+    """Build the worlds on the chosen engine; only that engine is imported. `threads` are the C engine's, by default as
+    many as there are cores."""
     if choose_engine(engine, device) == "mujoco":
         from paceline.sim.mujoco_sim import MujocoSim
 
-        return MujocoSim(model, worlds, per_world_fields)
+        return MujocoSim(model, worlds, per_world_fields, threads)
     try:
         from paceline.sim.warp_sim import WarpSim
     except ModuleNotFoundError as error:

@@ -16,8 +16,9 @@ from torch.optim.adam import adam
 
 from paceline.config import LEARNING_RATES, PpoConfig
 from paceline.distributed.gradients import FlatParameters
-from paceline.distributed.rank import torch_threads, usable_cores
-from paceline.distributed.statistics import RunningStatistics
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank, torch_threads
+from paceline.distributed.statistics import RunningStatistics, sums
 from paceline.env import draw
 from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
@@ -28,6 +29,8 @@ from paceline.learners.ppo.twins import Twins
 
 # Numbers in a layer's output from which two threads were faster than one (measured: 1.05 times here, 1.2 at twice it).
 _SHARED_LAYER = 2**14
+# Where it stands among a sample's columns.
+_ADVANTAGE = -4
 _FAULT_NAMES = ("failures", "overflows")
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 _NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
@@ -57,8 +60,9 @@ class Rollout:
 class Ppo:
     """Actor and critic are separate networks; the critic sees the group "critic" where the env has one."""
 
-    def __init__(self, env: VecEnv, config: PpoConfig, seed: int):
+    def __init__(self, env: VecEnv, config: PpoConfig, seed: int, group: Group | None = None):
         self.env, self.config, self.seed, self.iteration = env, config, seed, 0
+        self._group = group or Group(Rank())
         device = env.device
         self._obs = {group: obs.clone() for group, obs in env.reset().items()}
         self._critic_group = "critic" if "critic" in self._obs else "policy"
@@ -67,12 +71,15 @@ class Ppo:
         self.actor = mlp(widths["policy"], config.hidden, env.actions, config.activation, 0.01, generator).to(device)
         self.critic = mlp(widths[self._critic_group], config.hidden, 1, config.activation, 1.0, generator).to(device)
         self.log_std = nn.Parameter(torch.full((env.actions,), math.log(config.initial_std), device=device))
-        self.normalizers = {group: RunningStatistics(width, device) for group, width in widths.items()}
+        used = dict.fromkeys(("policy", self._critic_group))
+        self.normalizers = {group: RunningStatistics(widths[group], device) for group in used}
 
         self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         self._networks.register_parameter("log_std", self.log_std)
         # Clipped apart: a large error of the critic is no reason for the actor to take a smaller step.
-        self._flat = FlatParameters([self.log_std, *self.actor.parameters()], list(self.critic.parameters()))
+        self._flat = FlatParameters(
+            [self.log_std, *self.actor.parameters()], list(self.critic.parameters()), beside=len(_LOSS_NAMES)
+        )
         self._learning_rate = torch.tensor(config.learning_rate, device=device)
         self._rate_bounds = torch.tensor((config.desired_kl / 2.0, config.desired_kl * 2.0), device=device)
         self._rate_factors = torch.tensor((1.5, 1.0, 1.0 / 1.5), device=device)
@@ -90,7 +97,8 @@ class Ppo:
         # Inference mode makes an operation on a CPU cheaper still than no_grad does; a compiler does not take it.
         without_autograd = torch.no_grad() if on_gpu else torch.inference_mode()
         self._collect = capture(without_autograd(self._roll_out), device, warp=on_gpu)
-        self._improve = capture(without_autograd(self._update), device)
+        update = without_autograd(self._update)
+        self._improve = capture(update, device) if self._group.capturable else update
         # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
         self._differentiate = self._differentiate_compiled if on_gpu else self._differentiate_by_hand
         self._log_std_gradient = self._flat.together(self.log_std)[1]
@@ -98,6 +106,8 @@ class Ppo:
         self._mean = plain(self.actor)
         self._act = fuse(self._choose_actions, device)
         self._samples = fuse(self._pack_samples, device)
+        self._head = fuse(self._own_sums, device)
+        self._finish = fuse(self._standardize, device)
         self._losses = fuse(self._minibatch_losses, device)
         self._tame = fuse(self._clip_and_adapt, device)
 
@@ -160,26 +170,27 @@ class Ppo:
     def _update(self) -> Tensor:
         rollout, config = self._rollout, self.config
         samples = self._samples(rollout)
+        own = self._head(rollout, samples)
+        # The head of an update: what must be known of all ranks' samples before the first gradient.
+        head = self._group.sum_(own.clone())
+        self._share = (own[0] / head[0]).float()
+        self._finish(samples, head)
         losses: list[Tensor] = []
         for order in self._orders():
             for minibatch in samples.index_select(0, order).chunk(config.minibatches):
                 losses.extend(self._descend(minibatch, rollout.log_std))
-        self.normalizers["policy"].merge(rollout.obs)
-        if self._critic_group == "critic":
-            self.normalizers["critic"].merge(rollout.critic_obs[:-1])
+        count, _, moments, sums = self._take_head_apart(head)
+        for statistics, group_moments in zip(self.normalizers.values(), moments, strict=True):
+            statistics.merge(count, group_moments)
         self._steps += config.horizon
         self._epochs += config.epochs
-        spread = self.log_std.exp().mean()
-        done = rollout.terminated | rollout.truncated
-        sums = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
         descent = torch.stack(losses).unflatten(0, (-1, len(_LOSS_NAMES) + len(_NORM_NAMES))).mean(0)
-        scalars = (self._learning_rate.view(1), spread.view(1))
-        return torch.cat((done.sum().view(1), sums, rollout.faults, descent, *scalars))
+        return torch.cat((sums, descent, torch.stack((self._learning_rate, self.log_std.exp().mean()))))
 
     def _update_threads(self) -> int:
         """On a CPU the update is done by one thread, unless a layer is large enough for several to share."""
         layer = self.env.num_envs * self.config.horizon // self.config.minibatches * max(self.config.hidden)
-        return usable_cores() if layer >= _SHARED_LAYER else 1
+        return self._group.rank.cores if layer >= _SHARED_LAYER else 1
 
     # Its parts
 
@@ -203,12 +214,38 @@ class Ppo:
             rollout.reward, value, next_value, rollout.terminated, done, config.discount, config.gae_lambda
         )
         target = advantage + value
-        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
         scalars = torch.stack((advantage, target, value, log_prob(rollout.noise, rollout.log_std)), dim=-1)
         seen = (critic_obs,)
         if self._critic_group == "critic":
             seen = (self._normalize("policy", rollout.obs), critic_obs)
         return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
+
+    def _own_sums(self, rollout: Rollout, samples: Tensor) -> Tensor:
+        """What this rank's samples add to the head, float64; `_take_head_apart` says what is in it."""
+        moments = [statistics.sums(self._seen(rollout, group)) for group, statistics in self.normalizers.items()]
+        done = rollout.terminated | rollout.truncated
+        ended = rollout.log.masked_fill(~done[..., None], 0.0).sum((0, 1))
+        count = torch.full((1,), samples.shape[0], dtype=torch.float64, device=samples.device)
+        parts = (sums(samples[:, _ADVANTAGE, None]), *moments, done.sum().view(1), ended, rollout.faults)
+        return torch.cat((count, *(part.flatten().double() for part in parts)))
+
+    def _take_head_apart(self, head: Tensor) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        """The number of samples; the moments of advantages, and of each group of observations; and sums to be told:
+        of episodes, of what they logged, of faults."""
+        widths = [2 * len(statistics.mean) for statistics in self.normalizers.values()]
+        count, advantage, *moments, told = head.split([1, 2, *widths, len(head) - 3 - sum(widths)])
+        return count[0], advantage, [group.view(2, -1) for group in moments], told
+
+    def _standardize(self, samples: Tensor, head: Tensor) -> None:
+        """Give the advantages of all ranks together zero mean and unit spread."""
+        count, moments, *_ = self._take_head_apart(head)
+        mean, square = (moments / count).unbind(0)
+        advantage = samples[:, _ADVANTAGE]
+        advantage.sub_(mean.float()).div_((square - mean.square()).sqrt().float() + 1e-8)
+
+    def _seen(self, rollout: Rollout, group: str) -> Tensor:
+        """The observations that were acted upon."""
+        return rollout.critic_obs[:-1] if group == self._critic_group else rollout.obs
 
     def _orders(self) -> Tensor:
         """For each epoch an order of the samples, [epoch, step * world], in which every minibatch has the same number
@@ -221,10 +258,19 @@ class Ppo:
 
     def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """One gradient step; returns `_LOSS_NAMES` and `_NORM_NAMES`."""
-        *parts, kl = self._differentiate(minibatch, old_log_std)
-        norms = self._tame(kl)
+        losses = self._differentiate(minibatch, old_log_std)
+        if not self._group.alone:
+            losses = self._over_all_ranks(losses)
+        norms = self._tame(losses[-1])
         self._step()
-        return *parts, kl, *norms
+        return *losses, *norms
+
+    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gradient and losses over the samples of all ranks, in one collective: each rank's count by their number."""
+        torch.stack(losses, out=self._flat.beside)
+        self._flat.message.mul_(self._share)
+        self._group.sum_(self._flat.message)
+        return self._flat.beside.clone().unbind(0)
 
     def _differentiate_compiled(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Puts the gradient into place; returns `_LOSS_NAMES`."""
@@ -295,6 +341,11 @@ class Ppo:
 
     # What outlives an iteration
 
+    def sound(self) -> bool:
+        """Whether all that this rank's worlds gave in the latest iteration is finite; not for the hot path."""
+        seen = (self._rollout.critic_obs, self._rollout.obs, self._rollout.reward)
+        return all(bool(values.isfinite().all()) for values in seen)
+
     def policy(self) -> nn.Module:
         if not self.config.normalize_observations:
             return fold_normalizer(self.actor, torch.zeros(1), torch.ones(1))
@@ -310,8 +361,7 @@ class Ppo:
             "iteration": self.iteration,
             "steps": self._steps.clone(),
             "epochs": self._epochs.clone(),
-            "obs": {group: obs.clone() for group, obs in self._obs.items()},
-            "env": self.env.state(),
+            "worlds": {"obs": {group: obs.clone() for group, obs in self._obs.items()}, "env": self.env.state()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -322,8 +372,8 @@ class Ppo:
         self._steps.copy_(state["steps"])
         self._epochs.copy_(state["epochs"])
         for group, obs in self._obs.items():
-            obs.copy_(state["obs"][group])
-        self.env.load_state(state["env"])
+            obs.copy_(state["worlds"]["obs"][group])
+        self.env.load_state(state["worlds"]["env"])
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Networks and normalisers alone: enough to play and to export."""

@@ -1,0 +1,166 @@
+"""The failure of one is known to all: every rank beats, and whoever fails says so.
+
+A collective waits for all ranks, so one that fails or hangs would leave the others waiting for minutes. A thread in
+each rank looks at a store they share, and ends its process when it hears of a failure or no longer hears of a rank.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from torch.distributed.distributed_c10d import Store
+
+from paceline.distributed.rank import Rank
+
+EXIT_CODE = 1
+# Between two looks at the store.
+_INTERVAL_SECONDS = 0.5
+# A broken connection is most often the echo of another rank's failure: so long its own words are waited for.
+_ECHO_SECONDS = 3.0
+
+
+class PeerLostError(Exception):
+    """A collective failed, because some rank is gone."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a run, and where."""
+
+    rank: int
+    host: str
+    cause: str
+    log: str = ""
+    """The file with more, or nothing."""
+
+    def __str__(self) -> str:
+        more = f", more in {self.log}" if self.log else ""
+        return f"{self.cause}; rank {self.rank} on {self.host}{more}"
+
+
+class Watch:
+    """Beats for this rank, and listens for the others. The main rank listens to all, the others to it."""
+
+    def __init__(self, store: Store, rank: Rank, timeout_seconds: float):
+        self._store, self._rank, self._timeout = store, rank, timeout_seconds
+        self._watched = [index for index in range(rank.world_size) if (index == 0) != rank.is_main]
+        self._hosts: dict[int, str] = {}
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._store.set(self._key("host"), rank.host)
+
+    def start(self, on_failure: Callable[[Failure], None]) -> None:
+        """From now on a failure elsewhere calls `on_failure`, in a thread of its own, and then ends the process."""
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say goodbye; from here on this rank's silence means nothing."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        with self._lock:
+            self._quietly(lambda: self._store.set(self._key("beat"), "gone"))
+        if self._thread:
+            self._thread.join(2.0 * _INTERVAL_SECONDS)
+
+    def report(self, cause: str, log: str, echo: bool = False) -> Failure:
+        """Tell all ranks of this one's failure; returns the failure that is known to all, which is the first one's. An
+        `echo` is told only if no rank has more to say."""
+        own = Failure(self._rank.index, self._rank.host, cause, log)
+        deadline = time.monotonic() + _ECHO_SECONDS
+        self._stopped.set()
+        while echo and time.monotonic() < deadline:
+            if known := self._known():
+                return known
+            time.sleep(0.1)
+        with self._lock:
+            self._quietly(lambda: self._store.compare_set("failure", "", json.dumps(asdict(own))))
+        known = self._known() or own
+        if self._rank.is_main:
+            # The store lives in this process: it must not end before the others have read from it.
+            while time.monotonic() < deadline and self._readers() < self._rank.world_size - 1:
+                time.sleep(0.05)
+        return known
+
+    def _run(self) -> None:
+        for index in self._watched:
+            self._host(index)
+        heard: dict[int, tuple[bytes, float]] = dict.fromkeys(self._watched, (b"", time.monotonic()))
+        beats = 0
+        while not self._stopped.wait(_INTERVAL_SECONDS):
+            beats += 1
+            try:
+                with self._lock:
+                    self._store.set(self._key("beat"), str(beats))
+                failure = self._known() or self._silent(heard)
+            except (RuntimeError, ValueError) as error:
+                failure = Failure(0, self._host(0), f"the main rank cannot be reached: {error}".splitlines()[0])
+            if failure and not self._stopped.is_set():
+                self._end(failure)
+
+    def _silent(self, heard: dict[int, tuple[bytes, float]]) -> Failure | None:
+        """A rank that was not heard of for too long; `heard` is its last beat and when it came."""
+        for index in self._watched:
+            key, now = f"beat/{index}", time.monotonic()
+            with self._lock:
+                beat = self._store.get(key) if self._store.check([key]) else b""
+            last, when = heard[index]
+            if beat != last or beat == b"gone":
+                heard[index] = beat, now
+            elif now - when > self._timeout:
+                return Failure(index, self._host(index), f"not heard of for {now - when:.0f} s (--timeout)")
+        return None
+
+    def _end(self, failure: Failure) -> None:
+        with self._lock:
+            self._quietly(lambda: self._store.compare_set("failure", "", json.dumps(asdict(failure))))
+            self._quietly(lambda: self._store.add("readers", 1))
+        try:
+            self._on_failure(failure)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            if self._rank.is_main:
+                time.sleep(2.0 * _INTERVAL_SECONDS)
+            os._exit(EXIT_CODE)
+
+    def _known(self) -> Failure | None:
+        with self._lock:
+            try:
+                text = self._store.get("failure").decode() if self._store.check(["failure"]) else ""
+            except (RuntimeError, ValueError):
+                if self._stopped.is_set():
+                    return None
+                raise
+        return Failure(**json.loads(text)) if text else None
+
+    def _readers(self) -> int:
+        with self._lock:
+            try:
+                return self._store.add("readers", 0)
+            except (RuntimeError, ValueError):
+                return self._rank.world_size
+
+    def _host(self, index: int) -> str:
+        if index not in self._hosts:
+            with self._lock:
+                self._quietly(lambda: self._hosts.update({index: self._store.get(f"host/{index}").decode()}))
+        return self._hosts.get(index, "an unknown host")
+
+    def _key(self, kind: str) -> str:
+        return f"{kind}/{self._rank.index}"
+
+    @staticmethod
+    def _quietly(work: Callable[[], object]) -> None:
+        """The store may be gone with the main rank; then there is nobody left to tell."""
+        try:
+            work()
+        except (RuntimeError, ValueError):
+            return

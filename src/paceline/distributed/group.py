@@ -1,0 +1,189 @@
+"""All ranks of a run as one: sums over them, facts from each, and a watch over their lives.
+
+The only code that names gloo or nccl. Without a launcher there is one rank, and every operation is free.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed.rendezvous import rendezvous
+
+from paceline.distributed.failure import PeerLostError, Watch
+from paceline.distributed.rank import Rank, under_launcher
+
+# A rank may keep the others waiting for so long, say while it compiles; whether it lives is `Watch`'s business.
+PATIENCE = timedelta(minutes=10)
+# By when all ranks must have found each other.
+MEETING = timedelta(minutes=5)
+
+
+class Group:
+    """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`."""
+
+    def __init__(self, rank: Rank, timeout_seconds: float = 60.0):
+        self.rank, self.size = rank, rank.world_size
+        self.alone = self.size == 1 and not under_launcher()
+        self.watch: Watch | None = None
+        self.collectives = 0
+        """How many sums this process has taken part in."""
+        self._capturable = True
+        if self.alone:
+            return
+        _choose_interface()
+        try:
+            store, _, _ = next(rendezvous("env://", timeout=MEETING))
+            self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds)
+            shared = self._shares_a_gpu(store)
+            self._capturable = not shared
+            backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and not shared else "gloo"
+            place = rank.device if backend != "gloo" else None
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", store),
+                rank=rank.index,
+                world_size=self.size,
+                timeout=PATIENCE,
+                device_id=place,
+            )
+            self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE)) if place else None
+        except (RuntimeError, ValueError) as error:
+            raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}") from error
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `sum_` of GPU tensors may be part of a CUDA graph."""
+        return self._capturable
+
+    @property
+    def backend(self) -> str:
+        """What carries the sums of this rank's tensors."""
+        if self.alone:
+            return "none"
+        return "nccl" if self.rank.device.type == "cuda" and self._capturable else "gloo"
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Over all ranks, in place; bit by bit the same on each of them."""
+        if not self.alone:
+            self.collectives += 1
+            try:
+                dist.all_reduce(tensor)
+            except RuntimeError as error:
+                raise PeerLostError(_first_line(error)) from error
+        return tensor
+
+    def everyone(self, fact: Any) -> list[Any]:
+        """What each rank says, by rank, on all of them."""
+        facts = [fact] * self.size
+        if not self.alone:
+            self._meet(lambda: dist.all_gather_object(facts, fact, group=self._hosts))
+        return facts
+
+    def to_main(self, fact: Any) -> list[Any] | None:
+        """What each rank says, by rank, on the main one alone."""
+        facts = [fact] * self.size if self.rank.is_main else None
+        if not self.alone:
+            self._meet(lambda: dist.gather_object(fact, facts, group=self._hosts))
+        return facts
+
+    def begin_table(self, row: list[float]) -> Callable[[], Tensor]:
+        """Send this rank's row; the function that is returned waits for all rows, [rank, column]."""
+        table = torch.zeros(self.size, len(row), dtype=torch.float64)
+        table[self.rank.index] = torch.tensor(row, dtype=torch.float64)
+        work = None if self.alone else dist.all_reduce(table, group=self._hosts, async_op=True)
+
+        def finish() -> Tensor:
+            if work is not None:
+                self._meet(work.wait)
+            return table
+
+        return finish
+
+    def from_main(self, fact: Any) -> Any:
+        """What the main rank says, on all."""
+        facts = [fact]
+        if not self.alone:
+            self._meet(lambda: dist.broadcast_object_list(facts, group=self._hosts, device=torch.device("cpu")))
+        return facts[0]
+
+    def close(self) -> None:
+        if self.watch:
+            self.watch.stop()
+        if not self.alone and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _meet(self, exchange: Callable[[], Any]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:
+            raise PeerLostError(_first_line(error)) from error
+
+    def _shares_a_gpu(self, store: Store) -> bool:
+        """Whether any two ranks are on one GPU, which nccl does not take."""
+        if self.rank.device.type != "cuda":
+            return False
+        store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
+        gpus = {store.get(f"gpu/{index}") for index in range(self.size)}
+        return len(gpus) < self.size
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """What the physical GPU is called, whatever CUDA_VISIBLE_DEVICES makes of its index."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:
+    """Where ranks differ from the main one: (rank, name, theirs, the main rank's)."""
+    return [
+        (index, name, theirs.get(name, "nothing"), facts[0].get(name, "nothing"))
+        for index, theirs in enumerate(facts)
+        for name in sorted({*theirs, *facts[0]})
+        if theirs.get(name) != facts[0].get(name)
+    ]
+
+
+def _choose_interface() -> None:
+    """Have gloo and nccl use the network interface that leads to the main rank: left alone they take the one of the
+    host's name, which is often the loopback or a container's own."""
+    address = local_address(os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1")))
+    name = interface_of(address) if address else None
+    if name and name != "lo":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def local_address(host: str, port: int) -> str | None:
+    """This machine's address on the way to `host`; nothing is sent."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this IPv4 address."""
+    get_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name[:15].encode()))
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,63 @@
+"""Several ranks on this machine, started and watched over by torch's own elastic launcher."""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+
+class RankFailedError(Exception):
+    """A rank ended otherwise than by finishing, and no restart was left; the message says which, and how."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+# Without it, torch's c10d rendezvous has a killed worker use up several restarts, and a lost node does not come back.
+QUIRKS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def launch(words: list[str], ranks: int, max_restarts: int) -> None:
+    """Run `paceline WORDS` in so many processes, which find each other by what the launcher tells them. When one fails
+    all are started anew, up to `max_restarts` times."""
+    os.environ.update(QUIRKS)
+    # What it has to say of a failure, the ranks have said in fewer words.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "paceline", *words)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
+            message = f"rank {rank} {how}, and no restart was left (--max-restarts {max_restarts})"
+            raise RankFailedError(message, failure.exitcode) from None
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+        finally:
+            _end_children()
+
+
+def _end_children() -> None:
+    """None is left behind, however the launcher was ended."""
+    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() if sys.platform == "linux" else ():
+        os.kill(int(pid), signal.SIGKILL)

@@ -1,0 +1,15 @@
+"""What is installed, as far as a run depends on it."""
+
+from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
+
+
+def versions() -> dict[str, str]:
+    """By package; those that are not here are left out."""
+    found = {"python": python_version()}
+    for package in ("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

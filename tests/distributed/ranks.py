@@ -1,0 +1,64 @@
+"""Real processes as ranks, over gloo."""
+
+import os
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def variables(index: int, count: int, port: int) -> dict[str, str]:
+    """What a launcher tells a rank of one host."""
+    return {
+        "RANK": str(index),
+        "LOCAL_RANK": str(index),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def on_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
+    """What `work(*arguments)` returns in each of `count` processes; an exception in one is raised here."""
+    port, context = free_port(), get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / str(index) for index in range(count)]
+        processes = [
+            context.Process(target=_enter, args=(variables(index, count, port), file, work, arguments))
+            for index, file in enumerate(files)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join(seconds)
+        finally:
+            for process in processes:
+                process.kill()
+        failed = [(index, process.exitcode) for index, process in enumerate(processes) if process.exitcode]
+        assert not failed, f"ranks and their exit codes: {failed}"
+        return [torch.load(file, weights_only=False) for file in files]
+
+
+def _enter(environment: dict[str, str], file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    try:
+        torch.save(work(*arguments), file)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
