@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.build import build
-from paceline.distributed.rank import this_rank
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
 from paceline.errors import UserError
 from paceline.export import export
 from paceline.learners.ppo import Ppo
@@ -43,7 +44,7 @@ def run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner_of(run: Path) -> Ppo:
     config = dataclasses.replace(RunDir(run).config(), num_envs=1)
-    _, learner = build(config, this_rank(()))
+    _, learner = build(config, Group(Rank()), range(config.num_envs))
     learner.load_policy(checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"])
     return learner
 

@@ -55,7 +55,11 @@ def test_resuming_is_bit_exact(tmp_path: Path):
     run(tmp_path / "parts", 20, resume=True)
     ours, theirs = (flat(checkpoint.load(checkpoint.newest(d.checkpoints))) for d in (whole, parts))
     assert ours.keys() == theirs.keys()
-    assert {"learner/adam/exp_avg", "learner/normalizers/policy/mean", "learner/env/sim/qacc_warmstart"} <= ours.keys()
+    assert {
+        "learner/adam/exp_avg",
+        "learner/normalizers/policy/mean",
+        "learner/worlds/env/sim/qacc_warmstart",
+    } <= ours.keys()
     for name, value in ours.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, theirs[name]), name

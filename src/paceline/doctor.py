@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import socket
 import statistics
@@ -18,21 +19,20 @@ from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeVar
 
 import mujoco
 import torch
+import torch.distributed as dist
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import TCPStore
 
-from paceline.config import MOST_ENVS, above_zero, at_least_one
+from paceline.config import above_zero, at_least_one
 from paceline.distributed.group import Group, differences, gpu_uuid, interface_of, local_address
 from paceline.distributed.rank import Rank, choose_gpus, this_rank, usable_cores
 from paceline.env.robot_env import RobotEnv
-from paceline.errors import UserError
 from paceline.run_dir import RUNS
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
@@ -58,20 +58,6 @@ class Finding:
     status: Status
     value: str
     remedy: str = ""
-
-
-class _Report(TypedDict):
-    """What a rank tells the main one: plain values, so that ranks of other versions can be read too."""
-
-    host: str
-    gpu: str
-    """Its UUID, or nothing on a CPU."""
-    versions: dict[str, str]
-    findings: list[tuple[str, Status, str, str]]
-    backend: str
-    latency_seconds: float
-    bytes_per_second: float
-    sums_right: bool
 
 
 def examine(
@@ -100,7 +86,8 @@ def examine(
 
     meeting, group = _meet(rank, timeout_seconds)
     own = _placed([meeting, *of_rank], f"rank {rank.index} on {rank.host}")
-    own += _placed(of_host, rank.host) if rank.local_index == 0 else []
+    if group is None or rank.local_index == 0:
+        own += _placed(of_host, rank.host)
     if group is None:
         return own
     try:
@@ -134,7 +121,7 @@ def as_json(findings: Iterable[Finding]) -> str:
 
 def _meet(rank: Rank, seconds: float) -> tuple[Finding, Group | None]:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) >= 2**16:
         value, remedy = f"MASTER_ADDR is {host!r}, MASTER_PORT is {port!r}", "start the ranks with a launcher"
         return Finding("rendezvous", "fails", value, remedy), None
     deadline = time.monotonic() + seconds
@@ -175,7 +162,7 @@ def _sign_in(rank: Rank, host: str, port: int, deadline: float) -> Store | None:
     """Leave a mark at the rendezvous, by which a rank that never comes can be named."""
     try:
         patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+        store = dist.TCPStore(host, port, wait_for_workers=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
         store.set(f"doctor/{rank.index}", rank.host)
     except RuntimeError:
         return None
@@ -189,19 +176,18 @@ def _missing(store: Store | None, size: int) -> list[int]:
         return []
 
 
-def _exchange(group: Group, own: list[Finding]) -> list[_Report] | None:
+def _exchange(group: Group, own: list[Finding]) -> list[dict[str, Any]] | None:
+    """Each rank's report in plain values, which a rank of another version can read too."""
     latency, bandwidth, right = _sum_test(group)
-    report: _Report = {
-        "host": group.rank.host,
-        "gpu": gpu_uuid(group.rank.device) if group.rank.device.type == "cuda" else "",
-        "versions": _versions(),
-        "findings": [astuple(finding) for finding in own],
-        "backend": group.backend,
-        "latency_seconds": latency,
-        "bytes_per_second": bandwidth,
-        "sums_right": right,
-    }
-    reports = group.to_main(report)
+    reports = group.to_main(
+        {
+            "host": group.rank.host,
+            "gpu": gpu_uuid(group.rank.device) if group.rank.device.type == "cuda" else "",
+            "versions": _versions(),
+            "findings": [astuple(finding) for finding in own],
+            "sums": {"backend": group.backend, "latency": latency, "bandwidth": bandwidth, "right": right},
+        }
+    )
     group.close()
     return reports
 
@@ -228,52 +214,47 @@ def _sum_test(group: Group) -> tuple[float, float, bool]:
     return latency, LARGE_SUM_BYTES / statistics.median([seconds(ramp) for _ in range(6)][1:]), right
 
 
-def _judge(reports: Sequence[_Report], engine: str) -> list[Finding]:
+def _judge(reports: Sequence[dict[str, Any]], engine: str) -> list[Finding]:
     """What only all ranks together show, and then what each of them found."""
-    hosts = [report["host"] for report in reports]
+    hosts, gpus = [report["host"] for report in reports], [(report["gpu"], report["host"]) for report in reports]
     found = _version_findings(reports[0]["versions"], engine)
     found += _version_differences([report["versions"] for report in reports], hosts)
-    gpus = [f"{report['gpu']} on {report['host']}" if report["gpu"] else "" for report in reports]
-    for gpu, sharers in Counter(gpus).items():
+    for (gpu, host), sharers in Counter(gpus).items():
         if gpu and sharers > 1:
-            ranks = _join(index for index, its in enumerate(gpus) if its == gpu)
-            value = f"ranks {ranks} share {gpu}, so {reports[0]['backend']} carries the sums"
+            ranks = _join(index for index, its in enumerate(gpus) if its == (gpu, host))
+            value = f"ranks {ranks} share {gpu} on {host}, so {reports[0]['sums']['backend']} carries the sums"
             found.append(Finding("GPU sharing", "advice", value, "one rank per GPU lets nccl carry them, faster"))
-    return [*found, _sums(reports), *(Finding(*values) for report in reports for values in report["findings"])]
+    found.append(_sums([report["sums"] for report in reports]))
+    return found + [Finding(*values) for report in reports for values in report["findings"]]
 
 
-def _sums(reports: Sequence[_Report]) -> Finding:
+def _sums(of_ranks: Sequence[dict[str, Any]]) -> Finding:
     """As the slowest rank saw them."""
-    latency = max(report["latency_seconds"] for report in reports)
-    gigabytes = min(report["bytes_per_second"] for report in reports) / 1e9
-    value = f"{reports[0]['backend']}, {len(reports)} ranks: {1000.0 * latency:.2f} ms, {gigabytes:.2f} GB/s at 4 MiB"
-    if wrong := [index for index, report in enumerate(reports) if not report["sums_right"]]:
-        remedy = "network or driver damage data: compare versions, try NCCL_P2P_DISABLE=1"
-        return Finding("all-reduce", "fails", f"{value}; wrong sums on rank {_join(wrong)}", remedy)
-    return Finding("all-reduce", "ok", f"{value}; sums right")
+    milliseconds = 1000.0 * max(its["latency"] for its in of_ranks)
+    gigabytes = min(its["bandwidth"] for its in of_ranks) / 1e9
+    wrong = [index for index, its in enumerate(of_ranks) if not its["right"]]
+    judged = f"wrong sums on rank {_join(wrong)}" if wrong else "sums right"
+    speed = f"{of_ranks[0]['backend']}, {len(of_ranks)} ranks: {milliseconds:.2f} ms, {gigabytes:.2f} GB/s at 4 MiB"
+    remedy = "network or driver damage data: compare versions, try NCCL_P2P_DISABLE=1"
+    return _checked("all-reduce", f"{speed}; {judged}", remedy, not wrong, "fails")
 
 
 def _versions() -> dict[str, str]:
-    missing = dict.fromkeys(("mujoco-warp", "warp-lang"), "not installed")
-    return versions() | missing | versions() | {"CUDA": torch.version.cuda or "none", "driver": _driver() or "none"}
+    found = versions()
+    found |= {name: found.get(name, "not installed") for name in ("mujoco-warp", "warp-lang")}
+    return found | {"torch's CUDA": torch.version.cuda or "none", "NVIDIA driver": _driver()}
 
 
-def _driver() -> str | None:
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
-    except (OSError, IndexError):
-        return None
-    return next((word for word in words if word[0].isdigit() and "." in word), None)
+def _driver() -> str:
+    file = Path("/proc/driver/nvidia/version")
+    number = re.search(r"\d+\.\d[.\d]*", file.read_text()) if file.exists() else None
+    return number[0] if number else "none"
 
 
 def _version_findings(found: dict[str, str], engine: str) -> list[Finding]:
-    def finding(name: str, value: str) -> Finding:
-        if value != "not installed":
-            return Finding(name, "ok", value)
-        status: Status = "fails" if engine == "warp" else "advice" if _gpu_count() else "ok"
-        return Finding(name, status, value, "for GPUs: pip install 'paceline[gpu]'")
-
-    return [finding(name, value) for name, value in found.items()]
+    otherwise: Status = "fails" if engine == "warp" else "advice" if _gpu_count() else "ok"
+    remedy = "for GPUs: pip install 'paceline[gpu]'"
+    return [_checked(name, value, remedy, value != "not installed", otherwise) for name, value in found.items()]
 
 
 def _version_differences(found: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[Finding]:
@@ -288,14 +269,13 @@ def _version_differences(found: Sequence[dict[str, str]], hosts: Sequence[str]) 
 
 
 def _devices(rank: Rank) -> list[Finding]:
-    cores, count = usable_cores(), _gpu_count()
-    found = [Finding("CPU", "ok", f"{cores} of {os.cpu_count()} cores usable")]
-    if rank.device.type == "cpu" and rank.local_size > cores:
-        value = f"{cores} cores usable by {rank.local_size} ranks, which take turns"
-        found = [Finding("CPU", "advice", value, f"start {cores} ranks on this host")]
-    if not count and (driver := _driver()):
-        value = f"the driver, {driver}, is there, but torch {torch.__version__} sees no GPU"
-        found.append(Finding("GPU", "advice", value, f"torch says: {_why_no_gpu()}"))
+    cores, count, driver = usable_cores(), _gpu_count(), _driver()
+    taken_in_turns = rank.device.type == "cpu" and rank.local_size > cores
+    value = f"{cores} of {os.cpu_count()} cores usable" + f" by {rank.local_size} ranks" * (rank.local_size > 1)
+    found = [_checked("CPU", value, f"ranks take turns: start {cores} on this host", not taken_in_turns)]
+    if not count and driver != "none":
+        remedy = "install torch for CUDA" if torch.version.cuda is None else "see CUDA_VISIBLE_DEVICES and nvidia-smi"
+        found.append(Finding("GPU", "advice", f"torch {torch.__version__} sees none, but driver {driver}", remedy))
     return found + [Finding(f"GPU {i}", "ok", _describe(torch.device("cuda", i))) for i in range(count)]
 
 
@@ -310,18 +290,9 @@ def _describe(device: torch.device) -> str:
     return f"{device}, {its.name}, {_size(its.total_memory)}, {gpu_uuid(device)}"
 
 
-def _why_no_gpu() -> str:
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return str(error).splitlines()[0]
-    return "nothing"
-
-
 def _transport(rank: Rank) -> list[Finding]:
-    pairs, found = list(combinations(range(_gpu_count()), 2)), []
-    if pairs:
-        found.append(_peer_access({pair: torch.cuda.can_device_access_peer(*pair) for pair in pairs}))
+    pairs = list(combinations(range(_gpu_count()), 2))
+    found = [_peer_access({pair: torch.cuda.can_device_access_peer(*pair) for pair in pairs})] if pairs else []
     if os.path.exists("/dev/shm"):
         shm = os.statvfs("/dev/shm")
         several_gpus = rank.device.type == "cuda" and (rank.local_size > 1 or bool(pairs))
@@ -329,36 +300,29 @@ def _transport(rank: Rank) -> list[Finding]:
     return found
 
 
-def _peer_access(reachable: dict[tuple[int, int], bool]) -> Finding:
-    if without := [f"{a}-{b}" for (a, b), reaches in reachable.items() if not reaches]:
-        remedy = "where NCCL hangs, set NCCL_P2P_DISABLE=1"
-        return Finding("GPU peer access", "advice", f"not between GPUs {_join(without)}", remedy)
-    return Finding("GPU peer access", "ok", f"all {len(reachable)} pairs")
+def _peer_access(reaches: dict[tuple[int, int], bool]) -> Finding:
+    without = [f"{a}-{b}" for (a, b), there in reaches.items() if not there]
+    value = f"not between GPUs {_join(without)}" if without else f"all {len(reaches)} pairs"
+    return _checked("GPU peer access", value, "where NCCL hangs, set NCCL_P2P_DISABLE=1", not without)
 
 
 def _shared_memory(total_bytes: int, several_gpus: bool) -> Finding:
-    if several_gpus and total_bytes < SMALLEST_SHM_BYTES:
-        remedy = "NCCL passes data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
-        return Finding("/dev/shm", "advice", f"only {_size(total_bytes)}", remedy)
-    return Finding("/dev/shm", "ok", _size(total_bytes))
+    remedy = "NCCL passes data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
+    return _checked("/dev/shm", _size(total_bytes), remedy, total_bytes >= SMALLEST_SHM_BYTES or not several_gpus)
 
 
 def _network(rank: Rank) -> list[Finding]:
     names, found = [name for _, name in socket.if_nameindex()], []
     if rank.world_size > 1 and (main := os.environ.get("MASTER_ADDR")):
         address = local_address(main, 1)
-        if interface := interface_of(address) if address else None:
-            found.append(Finding("network", "ok", f"{interface} ({address}) leads to {main}"))
-        else:
-            remedy = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of {_join(names)}"
-            found.append(Finding("network", "advice", f"no interface's IPv4 address leads to {main}", remedy))
+        interface = interface_of(address) if address else None
+        through = f"{interface} ({address})" if interface else "no interface with an IPv4 address"
+        remedy = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of {_join(names)}"
+        found.append(_checked("network", f"{through} leads to {main}", remedy, interface is not None))
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        asked = os.environ.get(variable, "")
-        if absent := _absent(variable, asked, names):
-            remedy = f"unset it, or choose from {_join(names)}"
-            found.append(Finding(variable, "fails", f"no interface {_join(absent)}", remedy))
-        elif asked:
-            found.append(Finding(variable, "ok", asked))
+        if asked := os.environ.get(variable):
+            there, remedy = not _absent(variable, asked, names), f"no such interface: unset it, or take {_join(names)}"
+            found.append(_checked(variable, asked, remedy, there, "fails"))
     return found
 
 
@@ -377,16 +341,15 @@ def _host_name(seconds: float) -> Finding:
     """What other nodes would connect to, if this one were the first of several."""
     name, addresses = socket.gethostname(), []
     # An address for documentation stands for anywhere else.
-    remedy = f"to be the first of several nodes: torch.distributed.run --local-addr {local_address('192.0.2.1', 1)}"
+    own = local_address("192.0.2.1", 1)
+    remedy = f"no other host can reach that: for several nodes torch.distributed.run needs --local-addr {own}"
     try:
         places = _aside(lambda: socket.getaddrinfo(name, None)).result(seconds)
         addresses = sorted({str(place[4][0]) for place in places})
         said = f"not needed by one rank; {name} is {_join(addresses)}"
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         said = f"not needed by one rank; {name} does not resolve: {_why(error, seconds)}"
-    if all(map(_is_loopback, addresses)):
-        return Finding("rendezvous", "advice", f"{said}, so no other host can reach it by name", remedy)
-    return Finding("rendezvous", "ok", said)
+    return _checked("rendezvous", said, remedy, not all(map(_is_loopback, addresses)))
 
 
 def _is_loopback(address: str | None) -> bool:
@@ -395,11 +358,8 @@ def _is_loopback(address: str | None) -> bool:
 
 def _open_files(rank: Rank) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return Finding("open files", "ok", "no limit")
-    if rank.world_size > 1 and limit < FEWEST_OPEN_FILES:
-        return Finding("open files", "advice", f"at most {limit} for {rank.world_size} ranks", "ulimit -n 4096")
-    return Finding("open files", "ok", f"at most {limit}")
+    enough = rank.world_size == 1 or limit >= FEWEST_OPEN_FILES or limit == resource.RLIM_INFINITY
+    return _checked("open files", f"at most {limit}" if limit >= 0 else "no limit", "ulimit -n 4096", enough)
 
 
 def _run_dir(run_dir: Path | None, rank: Rank) -> Finding:
@@ -429,8 +389,6 @@ def _memory_fit(entry: TaskEntry, num_envs: int | None, engine: str, device: tor
     on_gpu = device.type == "cuda"
     worlds = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
     at_least_one("--num-envs", worlds)
-    if worlds > MOST_ENVS:
-        raise UserError(f"--num-envs {worlds} must be at most {MOST_ENVS}")
     few, many = SAMPLE_WORLDS
     small, large = _least_bytes(entry, few, engine), _least_bytes(entry, many, engine)
     per_world = (large - small) / (many - few)
@@ -439,14 +397,15 @@ def _memory_fit(entry: TaskEntry, num_envs: int | None, engine: str, device: tor
 
 
 def _least_bytes(entry: TaskEntry, worlds: int, engine: str) -> int:
-    """The env's state, its engine's arrays and one rollout, each once. Copies, networks, compiled code and what the
-    libraries take for themselves come on top."""
+    """The env's state, its engine's arrays, one rollout, and a layer's input and output as the critic looks at it all.
+    Networks, further copies, compiled code and what the libraries take for themselves come on top."""
     env = RobotEnv(entry.task(), worlds, "mujoco")
     env.reset()
     step = env.step(torch.zeros(worlds, env.actions))
     seen = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
     step_bytes = sum(tensor.nbytes for tensor in seen)
-    step_bytes += 3 * 4 * worlds * env.actions  # actions, their means and their noise, float32
+    # Floats beside what the env gives: actions, their means, their noise; and the layers, for `obs` and `final_obs`.
+    step_bytes += 4 * worlds * (3 * env.actions + 2 * 2 * max(entry.ppo.hidden))
     state_bytes = sum(tensor.nbytes for tensor in env.state().values())
     engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" else 0
     return state_bytes + engine_bytes + entry.ppo.horizon * step_bytes
@@ -486,11 +445,9 @@ def _fit(worlds: int, fixed: float, per_world: float, free: int, sharers: int) -
     """Sizes in bytes; each of the sharers takes `fixed + worlds * per_world`."""
     taken, ranks = sharers * (fixed + worlds * per_world), f" for each of {sharers} ranks" if sharers > 1 else ""
     value = f"{worlds} worlds{ranks} take at least {_size(taken)}; {_size(free)} are free"
-    if taken <= free:
-        return Finding("memory", "ok", value)
     largest = int((free / sharers - fixed) // per_world)
     remedy = f"at most --num-envs {largest}" if largest > 0 else "not one world fits: free some memory"
-    return Finding("memory", "fails", value, remedy)
+    return _checked("memory", value, remedy, taken <= free, "fails")
 
 
 # Words, and waiting
@@ -510,10 +467,16 @@ def _aside(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
+def _checked(name: str, value: str, remedy: str, good: bool, otherwise: Status = "advice") -> Finding:
+    return Finding(name, "ok", value) if good else Finding(name, otherwise, value, remedy)
+
+
 def _why(error: Exception, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no end after {seconds:g} s"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    # Gloo begins with the place in its source.
+    words = re.sub(r"\[enforce fail at [^]]*\] ?", "", str(error)).strip()
+    return (words or type(error).__name__).splitlines()[0]
 
 
 def _placed(findings: Iterable[Finding], place: str) -> list[Finding]:
@@ -527,6 +490,6 @@ def _join(words: Iterable[object]) -> str:
 def _size(count: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024.0:
-            return f"{count:.3g} {unit}"
+            return f"{count:.4g} {unit}"
         count /= 1024.0
     return f"{count:,.1f} GiB"

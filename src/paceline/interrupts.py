@@ -11,6 +11,12 @@ EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def ignore() -> None:
+    """From here on: what ends anyway must not be ended before it has said why."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Interrupts:
     """While entered, the first of `SIGNALS` sets `asked`; the second ends the process at once."""
 

@@ -24,7 +24,7 @@ from paceline.distributed.group import Group, differences, gpu_uuid
 from paceline.distributed.rank import die_with_launcher, launch_id, this_rank, tune_torch
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
 from paceline.errors import UserError
-from paceline.interrupts import Interrupts
+from paceline.interrupts import Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
 from paceline.sim.simulation import choose_engine
@@ -180,6 +180,8 @@ def _agree(group: Group, decide: Callable[[], Any]) -> Any:
 
 def _tell_all(error: Exception, life: _Life) -> Failure:
     """Write down what happened, and have all other ranks end as well."""
+    if not life.group.alone:
+        ignore()  # a launcher that sees another rank end asks this one to
     group, rank = life.group, life.group.rank
     own_words = isinstance(error, (UnusableNumberError, PeerLostError))
     cause = str(error) if own_words else f"{type(error).__name__}: {error}"

@@ -6,10 +6,12 @@ each rank looks at a store they share, and ends its process when it hears of a f
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from torch.distributed.distributed_c10d import Store
@@ -48,11 +50,11 @@ class Watch:
     def __init__(self, store: Store, rank: Rank, timeout_seconds: float):
         self._store, self._rank, self._timeout = store, rank, timeout_seconds
         self._watched = [index for index in range(rank.world_size) if (index == 0) != rank.is_main]
-        self._hosts: dict[int, str] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._store.set(self._key("host"), rank.host)
+        self._store.set(self._key("place"), f"{rank.host} {os.getpid()}")
 
     def start(self, on_failure: Callable[[Failure], None]) -> None:
         """From now on a failure elsewhere calls `on_failure`, in a thread of its own, and then ends the process."""
@@ -91,7 +93,7 @@ class Watch:
 
     def _run(self) -> None:
         for index in self._watched:
-            self._host(index)
+            self._place(index)
         heard: dict[int, tuple[bytes, float]] = dict.fromkeys(self._watched, (b"", time.monotonic()))
         beats = 0
         while not self._stopped.wait(_INTERVAL_SECONDS):
@@ -101,7 +103,7 @@ class Watch:
                     self._store.set(self._key("beat"), str(beats))
                 failure = self._known() or self._silent(heard)
             except (RuntimeError, ValueError) as error:
-                failure = Failure(0, self._host(0), f"the main rank cannot be reached: {error}".splitlines()[0])
+                failure = Failure(0, self._place(0)[0], f"the main rank cannot be reached: {error}".splitlines()[0])
             if failure and not self._stopped.is_set():
                 self._end(failure)
 
@@ -115,7 +117,12 @@ class Watch:
             if beat != last or beat == b"gone":
                 heard[index] = beat, now
             elif now - when > self._timeout:
-                return Failure(index, self._host(index), f"not heard of for {now - when:.0f} s (--timeout)")
+                host, pid = self._place(index)
+                if host == self._rank.host:
+                    # Stopped or stuck, it would outlive the others, and a launcher would wait for it.
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return Failure(index, host, f"not heard of for {now - when:.0f} s (--timeout)")
         return None
 
     def _end(self, failure: Failure) -> None:
@@ -148,11 +155,13 @@ class Watch:
             except (RuntimeError, ValueError):
                 return self._rank.world_size
 
-    def _host(self, index: int) -> str:
-        if index not in self._hosts:
+    def _place(self, index: int) -> tuple[str, int]:
+        """A rank's host and process."""
+        if index not in self._places:
             with self._lock:
-                self._quietly(lambda: self._hosts.update({index: self._store.get(f"host/{index}").decode()}))
-        return self._hosts.get(index, "an unknown host")
+                host, pid = self._store.get(f"place/{index}").decode().split()
+            self._places[index] = host, int(pid)
+        return self._places[index]
 
     def _key(self, kind: str) -> str:
         return f"{kind}/{self._rank.index}"

@@ -1,0 +1,90 @@
+"""Cartpole with faults on order, as a package of its own: the environment variable FAULT says which, where and when."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TASK = '''"""Cartpole that goes wrong once: FAULT=KIND:RANK:STEP:FILE, where FILE is made when it has happened."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.config import PpoConfig
+from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.registry import TaskEntry
+
+steps = 0
+
+
+@dataclass(frozen=True)
+class Faulty(Cartpole):
+    def reward(self, worlds, terminated):
+        terms = super().reward(worlds, terminated)
+        global steps
+        steps += 1
+        if "FAULT" in os.environ:
+            kind, rank, step, file = os.environ["FAULT"].split(":")
+            if int(rank) == int(os.environ["RANK"]) and int(step) == steps and not Path(file).exists():
+                Path(file).write_text(str(time.time()))
+                if kind == "nan":
+                    terms["alive"] = terms["alive"] * torch.nan
+                elif kind == "raise":
+                    raise ArithmeticError("the wheel came off")
+                elif kind == "memory":
+                    torch.empty(2**60)
+                else:
+                    os.kill(os.getpid(), getattr(signal, kind))
+        return terms
+
+
+ENTRY = TaskEntry(
+    Faulty,
+    summary="goes wrong",
+    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    max_iterations=40,
+    cpu_envs=6,
+)
+'''
+
+
+def install(site: Path, task: str = TASK) -> Path:
+    """As pip would put it there."""
+    info = site / "faulty-1.dist-info"
+    info.mkdir(parents=True)
+    (site / "faulty.py").write_text(task)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[paceline.tasks]\nfaulty = faulty:ENTRY\n")
+    return site
+
+
+def start(cwd: Path, site: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """`paceline WORDS`, in a process group of its own."""
+    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def left_behind(mark: str) -> list[str]:
+    """Processes whose command line has `mark` in it."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        if mark in words:
+            found.append(words)
+    return found

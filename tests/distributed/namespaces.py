@@ -1,0 +1,107 @@
+"""Nodes on one machine: network namespaces with a name and an address each, on a switch; their links can be cut."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# A node's own host name and its own /etc/hosts, then the command, in the same process.
+_ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Node:
+    """As a machine of its own to whatever is started on it, but for the file system, which all nodes share."""
+
+    name: str
+    address: str
+    namespace: str
+    switch: str
+    hosts: Path
+
+    def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
+        """Run a command here; its output goes to the end of a file."""
+        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
+        with output.open("ab") as file:
+            return subprocess.Popen(
+                [*enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+
+    def cut(self) -> None:
+        """As if its cable was pulled: what is sent from here or to here gets lost, and nobody is told."""
+        self._link("down")
+
+    def mend(self) -> None:
+        self._link("up")
+
+    def _link(self, state: str) -> None:
+        _ip("-n", self.switch, "link", "set", self.name, state)
+
+    def processes(self) -> list[int]:
+        """Of all that was started here, what still runs."""
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace], check=True, capture_output=True, text=True)
+        return [int(pid) for pid in listed.stdout.split() if not _is_dead(int(pid))]
+
+    def kill_all(self) -> None:
+        deadline = time.monotonic() + 10.0
+        while (pids := self.processes()) and time.monotonic() < deadline:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.05)
+
+
+@contextmanager
+def network(count: int) -> Iterator[list[Node]]:
+    """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. At the end
+    all that runs on them is killed."""
+    mark = uuid.uuid4().hex[:8]
+    switch = f"paceline_{mark}_switch"
+    with ExitStack() as stack:
+        hosts = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_"))) / "hosts"
+        _namespace(stack, switch)
+        _ip("-n", switch, "link", "add", "bridge", "up", "type", "bridge")
+        nodes = []
+        for index in range(1, count + 1):
+            node = Node(f"node{index}", f"10.213.7.{index}", f"paceline_{mark}_{index}", switch, hosts)
+            _namespace(stack, node.namespace)
+            stack.callback(node.kill_all)
+            cable = ("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", node.name)
+            _ip("-n", switch, *cable)
+            _ip("-n", switch, "link", "set", node.name, "up", "master", "bridge")
+            _ip("-n", node.namespace, "link", "set", "lo", "up")
+            _ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", "eth0")
+            _ip("-n", node.namespace, "link", "set", "eth0", "up")
+            nodes.append(node)
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{node.address} {node.name}\n" for node in nodes))
+        yield nodes
+
+
+def _namespace(stack: ExitStack, name: str) -> None:
+    _ip("netns", "add", name)
+    stack.callback(_ip, "netns", "delete", name)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
+
+
+def _is_dead(pid: int) -> bool:
+    """Gone, or a zombie that only its parent can bury."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,178 @@
+"""The failure of one is known to all, and a run survives it: real ranks, real signals."""
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline import checkpoint
+from tests.distributed.faults import install, left_behind, start
+
+HOST = socket.gethostname()
+SECONDS = 90
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("site"))
+
+
+def train(cwd: Path, site: Path, *words: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
+    """The exit code and words of a run of two ranks, and how long it went on after its fault."""
+    file = cwd / "fault"
+    if fault:
+        variables["FAULT"] = f"{fault}:{file}"
+    run = cwd / "run"
+    process = start(
+        cwd, site, "train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), *words, **variables
+    )
+    try:
+        said, complained = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert left_behind(str(run)) == []
+    since = time.time() - float(file.read_text()) if fault else 0.0
+    return process.returncode, said, complained, since
+
+
+def result(cwd: Path) -> dict[str, Any]:
+    return json.loads((cwd / "run" / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [("raise", "ArithmeticError: the wheel came off"), ("nan", "became nan"), ("memory", "memory")],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, cause: str, rank: int, site: Path, tmp_path: Path):
+    code, _, complained, since = train(tmp_path, site, fault=f"{kind}:{rank}:60")
+    assert code == 1
+    assert since < 10.0
+    line = complained.strip().splitlines()[-1]
+    assert line.startswith("paceline: training failed: ")
+    assert cause in line
+    assert f"rank {rank} on {HOST}" in line
+    log = tmp_path / "run" / "workers" / f"rank_{rank}.log"
+    assert str(log) in line
+    assert "Traceback" in log.read_text()
+    assert result(tmp_path)["status"] == "failed"
+    assert cause in result(tmp_path)["cause"]
+
+
+def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):
+    code, _, complained, since = train(tmp_path, site, "--timeout", "3", fault="SIGSTOP:1:60")
+    assert code == 1
+    assert since < 13.0
+    assert f"not heard of for 3 s (--timeout); rank 1 on {HOST}" in complained
+    assert result(tmp_path)["status"] == "failed"
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    names = [name for name in events.Tags()["scalars"] if not name.startswith(("seconds/", "speed/"))]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undisturbed")
+    assert train(path, site, "--checkpoint-every", "7")[0] == 0
+    return path / "run"
+
+
+def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(state, dict):
+        return {prefix: state}
+    return {name: leaf for key, part in state.items() for name, leaf in leaves(part, f"{prefix}/{key}").items()}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed: Path, tmp_path: Path):
+    words = ("--checkpoint-every", "7", "--max-restarts", "2")
+    code, _, complained, _ = train(tmp_path, site, *words, fault=f"SIGKILL:{rank}:200")
+    assert code == 0, complained
+    assert (result(tmp_path)["status"], result(tmp_path)["restarts"], result(tmp_path)["iterations"]) == (
+        "completed",
+        1,
+        40,
+    )
+    ours, theirs = (
+        leaves(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, leaf in theirs.items():
+        if isinstance(leaf, torch.Tensor):
+            assert torch.equal(ours[name], leaf), name
+    found = scalars(tmp_path / "run")
+    assert found == scalars(undisturbed)
+    assert [step for step, _ in found["loss/value"]] == list(range(1, 41))
+
+
+def test_before_the_first_checkpoint_a_killed_run_begins_again(site: Path, undisturbed: Path, tmp_path: Path):
+    words = ("--checkpoint-every", "100", "--max-restarts", "1")
+    assert train(tmp_path, site, *words, fault="SIGKILL:1:30")[0] == 0
+    assert scalars(tmp_path / "run") == scalars(undisturbed)
+
+
+def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: Path):
+    code, _, complained, since = train(tmp_path, site, fault="SIGKILL:0:60")
+    assert code == 1
+    assert since < 10.0
+    assert "rank 0 was killed by SIGKILL" in complained
+    assert result(tmp_path)["status"] == "failed"
+
+
+def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(site: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    words = [
+        "train",
+        "faulty",
+        "--gpu-ids",
+        "none",
+        "--ranks",
+        "2",
+        "--run-dir",
+        str(run),
+        "--max-iterations",
+        "100000",
+    ]
+    process = start(tmp_path, site, *words)
+    try:
+        until(
+            lambda: (
+                (run / "workers" / "rank_1.log").exists()
+                and "iteration" in (run / "workers" / "rank_1.log").read_text()
+            )
+        )
+        process.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        said, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert time.monotonic() - asked < 5.0
+    assert process.returncode == 130
+    assert result(tmp_path)["status"] == "interrupted"
+    assert "go on" in said
+    assert left_behind(str(run)) == []
+    iterations = result(tmp_path)["iterations"]
+    assert checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]["iteration"] == iterations
+    process = start(
+        tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", str(iterations + 2)
+    )
+    said, complained = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, complained
+    assert f"from iteration {iterations}" in said
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
