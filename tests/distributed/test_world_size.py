@@ -1,0 +1,91 @@
+"""A checkpoint of any number of ranks goes on with any other."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from paceline import checkpoint
+from paceline.config import PpoConfig, TrainConfig
+from paceline.distributed.worlds import cut, joined, shares
+from paceline.errors import UserError
+from paceline.run_dir import RunDir
+from paceline.train import train
+from tests.distributed.ranks import on_ranks
+
+CONFIG = TrainConfig(
+    task="cartpole",
+    env={"episode_seconds": 0.4},
+    total_envs=10,
+    seed=3,
+    max_iterations=2,
+    logger="none",
+    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+)
+
+
+def go_on(path: Path, iterations: int, **changes: Any) -> dict[str, Any]:
+    """A run, or two more iterations of it, on whatever ranks this process is one of."""
+    run = RunDir(path)
+    resume_from = checkpoint.newest(run.checkpoints) if iterations > 2 else None
+    config = dataclasses.replace(CONFIG, max_iterations=iterations, **changes)
+    return train(config, run, Console(quiet=True), resume_from)
+
+
+def newest(path: Path) -> dict[str, Any]:
+    return checkpoint.load(checkpoint.newest(RunDir(path).checkpoints))
+
+
+def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: Path):
+    alone, changing = tmp_path / "alone", tmp_path / "changing"
+    for iterations, ranks in ((2, 4), (4, 1), (6, 3), (8, 2), (10, 4)):
+        results = on_ranks(ranks, go_on, changing, iterations) if ranks > 1 else [go_on(changing, iterations)]
+        assert [result["total_envs"] for result in results] == [10] * ranks
+        assert [result["num_envs"] for result in results] == [len(part) for part in shares(10, ranks)]
+        go_on(alone, iterations)
+        ours, theirs = newest(changing), newest(alone)
+        for name, weights in theirs["learner"]["networks"].items():
+            torch.testing.assert_close(ours["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
+        for name, tensor in theirs["learner"]["worlds"]["env"].items():
+            torch.testing.assert_close(ours["learner"]["worlds"]["env"][name], tensor, rtol=1e-3, atol=1e-4)
+        for counter in ("iteration", "steps", "epochs"):
+            assert ours["learner"][counter] == theirs["learner"][counter]
+        assert ours["totals"]["env_steps"] == theirs["totals"]["env_steps"] == iterations * 8 * 10
+
+
+def test_asking_for_another_number_of_worlds_is_refused_with_the_remedy(tmp_path: Path):
+    go_on(tmp_path / "run", 2)
+    with pytest.raises(UserError, match="has 10 worlds, this run 12: use --num-envs 10"):
+        go_on(tmp_path / "run", 4, total_envs=12)
+
+
+def test_ranks_without_a_world_are_refused(tmp_path: Path):
+    for refusal in on_ranks(2, refused, tmp_path / "run"):
+        assert refusal == "1 worlds are too few for 2 ranks: each needs one"
+    assert not (tmp_path / "run").exists()
+
+
+def refused(path: Path) -> str:
+    try:
+        go_on(path, 2, total_envs=1)
+    except UserError as error:
+        return str(error)
+    return "nothing was refused"
+
+
+@pytest.mark.parametrize(("total", "ranks"), [(10, 1), (10, 3), (10, 4), (7, 7)])
+def test_shares_are_consecutive_complete_and_even(total: int, ranks: int):
+    found = shares(total, ranks)
+    assert [world for part in found for world in part] == list(range(total))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_states_that_are_cut_and_joined_are_what_they_were():
+    state = {"a": torch.arange(10), "b": {"c": torch.randn(10, 3), "steps": torch.tensor(4)}}
+    whole = joined([cut(state, part) for part in shares(10, 3)])
+    assert torch.equal(whole["a"], state["a"])
+    assert torch.equal(whole["b"]["c"], state["b"]["c"])
+    assert whole["b"]["steps"] == 4
