@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from paceline.config import above_zero, at_least_one
-from paceline.distributed.group import Group, differences, gpu_uuid, interface_of, local_address
+from paceline.distributed.gpus import gpu_uuid
+from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.rank import Rank, choose_gpus, this_rank, usable_cores
 from paceline.env.robot_env import RobotEnv
 from paceline.run_dir import RUNS

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from paceline.build import trained
+from paceline.distributed.gpus import egl_index, gpu_uuid
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.run_dir import write_atomically
@@ -168,7 +169,13 @@ def _gl_context_class() -> Any:
         if not hasattr(mujoco, "GLContext"):
             raise UserError(f"MUJOCO_GL={os.environ['MUJOCO_GL']} turns rendering off: unset it to make videos")
         return mujoco.GLContext
-    return importlib.import_module(f"mujoco.{_working_gl_library()}").GLContext
+    library = _working_gl_library()
+    if library == "egl" and torch.cuda.is_available():
+        # EGL counts GPUs in an order of its own, and knows nothing of CUDA_VISIBLE_DEVICES.
+        index = egl_index(gpu_uuid(torch.device("cuda", 0)))
+        if index is not None:
+            os.environ.setdefault("MUJOCO_EGL_DEVICE_ID", str(index))
+    return importlib.import_module(f"mujoco.{library}").GLContext
 
 
 @functools.cache

@@ -20,7 +20,8 @@ from paceline.build import build, fingerprint, fit
 from paceline.config import TrainConfig
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError
-from paceline.distributed.group import Group, differences, gpu_uuid
+from paceline.distributed.gpus import gpu_uuid
+from paceline.distributed.group import Group, differences
 from paceline.distributed.rank import die_with_launcher, launch_id, this_rank, tune_torch
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
 from paceline.errors import UserError

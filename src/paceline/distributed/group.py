@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from torch.distributed.rendezvous import rendezvous
 
 from paceline.distributed.failure import PeerLostError, Watch
+from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, under_launcher
 
 # A rank may keep the others waiting for so long, say while it compiles; whether it lives is `Watch`'s business.
@@ -133,11 +134,6 @@ class Group:
         store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
         gpus = {store.get(f"gpu/{index}") for index in range(self.size)}
         return len(gpus) < self.size
-
-
-def gpu_uuid(device: torch.device) -> str:
-    """What the physical GPU is called, whatever CUDA_VISIBLE_DEVICES makes of its index."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:

@@ -9,6 +9,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from paceline.distributed.gpus import gpu_uuid
 from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
 from paceline.sim.warp_kernels import look_for_faults, restart
@@ -33,7 +34,13 @@ def warp_stream(stream: torch.cuda.Stream) -> wp.Stream:
 
 @cache
 def _warp_stream(device: str, handle: int) -> wp.Stream:
-    return wp.Stream(wp.get_device(device), cuda_stream=handle)
+    return wp.Stream(warp_device(torch.device(device)), cuda_stream=handle)
+
+
+def warp_device(device: torch.device) -> wp.Device:
+    """The same physical GPU, by its UUID: two libraries' indices need not mean the same one."""
+    found = {gpu.uuid: gpu for gpu in wp.get_cuda_devices()}
+    return found[gpu_uuid(device)]
 
 
 # State that every model has, and whose default is zero; `restart` resets it in one kernel.

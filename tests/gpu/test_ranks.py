@@ -1,0 +1,83 @@
+"""Ranks on a GPU: nccl inside the graph, two ranks that share a GPU, and the same GPU for every library."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import PpoConfig
+from paceline.distributed.gpus import gpu_uuid
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank, this_rank
+from paceline.env.robot_env import RobotEnv
+from paceline.learners.ppo import Ppo
+from paceline.tasks.cartpole import Cartpole
+from tests.distributed.ranks import on_ranks
+
+pytestmark = pytest.mark.gpu
+
+SMALL = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
+
+
+def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
+    env = RobotEnv(Cartpole(), 64, "auto", group.rank.device, seed=1)
+    learner = Ppo(env, SMALL, 1, group)
+    for _ in range(iterations):
+        values = learner.learn()
+    return {
+        "backend": group.backend,
+        "captured": getattr(learner._improve, "_graph", None) is not None,
+        "collectives": group.collectives,
+        "parameters": learner._flat.values.detach().cpu(),
+        "loss": values["loss/value"],
+    }
+
+
+def learn_as_rank() -> dict[str, Any]:
+    return learn(Group(this_rank((0,))))
+
+
+def test_one_rank_over_nccl_has_its_collectives_in_the_graph():
+    (found,) = on_ranks(1, learn_as_rank, seconds=300.0)
+    assert found["backend"] == "nccl"
+    assert found["captured"]
+    # Called once eagerly and once for the capture; the graph does the rest.
+    assert found["collectives"] == 2 * (SMALL.epochs * SMALL.minibatches + 1)
+    alone = learn(Group(Rank(device=torch.device("cuda", 0))))
+    torch.testing.assert_close(found["parameters"], alone["parameters"], rtol=1e-2, atol=1e-3)
+
+
+def test_two_ranks_share_a_gpu_over_gloo_and_learn_as_one(tmp_path: Path):
+    for name, words in (("one", ["--gpu-ids", "0"]), ("two", ["--gpu-ids", "0", "0"])):
+        command = [sys.executable, "-m", "paceline", "train", "cartpole", *words, "--total-envs", "2048"]
+        done = subprocess.run([*command, "--run-dir", name], cwd=tmp_path, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+    assert "sharing a GPU: sums go over gloo" in done.stdout
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert (one["world_size"], two["world_size"], two["total_envs"]) == (1, 2, 2048)
+    assert two["mean_length"] > 0.95 * two["max_length"]
+    assert two["mean_return"] == pytest.approx(one["mean_return"], rel=0.03)
+
+
+@pytest.mark.parametrize("mask", ["index", "uuid"])
+def test_torch_and_warp_are_on_the_same_gpu_under_any_mask(mask: str):
+    last = torch.cuda.device_count() - 1
+    uuid = gpu_uuid(torch.device("cuda", last))
+    # The last first, and then the others: the order that torch, Warp and nobody else sees.
+    others = [gpu_uuid(torch.device("cuda", index)) for index in range(last)]
+    visible = [uuid, *others] if mask == "uuid" else [str(index) for index in (last, *range(last))]
+    program = (
+        "import torch, warp\n"
+        "from paceline.distributed.gpus import gpu_uuid\n"
+        "from paceline.sim.warp_sim import warp_device\n"
+        "device = torch.device('cuda', 0)\n"
+        "print(gpu_uuid(device), warp_device(device).uuid)\n"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == [uuid, uuid]
