@@ -31,7 +31,7 @@ def make(device: torch.device = CUDA, num_envs: int = 64) -> Ppo:
 
 def test_graphs_compute_what_eager_calls_compute():
     captured, eager = make(), make()
-    eager._collect, eager._improve = eager._roll_out, eager._update
+    eager._collect, eager._improve = torch.no_grad()(eager._roll_out), torch.no_grad()(eager._update)
     for iteration in range(4):
         ours, theirs = captured.learn(), eager.learn()
         for name in ours:
@@ -66,8 +66,9 @@ def test_nothing_in_an_iteration_waits_for_the_host():
         learner._rollout = learner._collect()
         summary = learner._improve()
         # Eagerly too, where each operation is seen by itself.
-        learner._rollout = learner._roll_out()
-        learner._update()
+        with torch.no_grad():
+            learner._rollout = learner._roll_out()
+            learner._update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.isfinite(summary).all()

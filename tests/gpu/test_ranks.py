@@ -28,13 +28,12 @@ def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
     env = RobotEnv(Cartpole(), 64, "auto", group.rank.device, seed=1)
     learner = Ppo(env, SMALL, 1, group)
     for _ in range(iterations):
-        values = learner.learn()
+        learner.learn()
     return {
         "backend": group.backend,
         "captured": getattr(learner._improve, "_graph", None) is not None,
         "collectives": group.collectives,
         "parameters": learner._flat.values.detach().cpu(),
-        "loss": values["loss/value"],
     }
 
 
