@@ -64,18 +64,19 @@ class Node:
 
 
 @contextmanager
-def network(count: int) -> Iterator[list[Node]]:
-    """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. At the end
-    all that runs on them is killed."""
+def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
+    """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. A node's
+    own name means that address to itself too, or `own_name`. At the end all that runs on them is killed."""
     mark = uuid.uuid4().hex[:8]
     switch = f"paceline_{mark}_switch"
     with ExitStack() as stack:
-        hosts = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_"))) / "hosts"
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_")))
         _namespace(stack, switch)
         _ip("-n", switch, "link", "add", "bridge", "up", "type", "bridge")
         nodes = []
         for index in range(1, count + 1):
-            node = Node(f"node{index}", f"10.213.7.{index}", f"paceline_{mark}_{index}", switch, hosts)
+            name = f"node{index}"
+            node = Node(name, f"10.213.7.{index}", f"paceline_{mark}_{index}", switch, hosts=folder / name)
             _namespace(stack, node.namespace)
             stack.callback(node.kill_all)
             cable = ("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", node.name)
@@ -85,7 +86,10 @@ def network(count: int) -> Iterator[list[Node]]:
             _ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", "eth0")
             _ip("-n", node.namespace, "link", "set", "eth0", "up")
             nodes.append(node)
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{node.address} {node.name}\n" for node in nodes))
+        for node in nodes:
+            names = {other.name: other.address for other in nodes} | ({node.name: own_name} if own_name else {})
+            lines = [f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **names}.items()]
+            node.hosts.write_text("".join(lines))
         yield nodes
 
 

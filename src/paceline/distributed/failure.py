@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from torch.distributed.distributed_c10d import Store
@@ -52,7 +52,9 @@ class Watch:
         self._watched = [index for index in range(rank.world_size) if (index == 0) != rank.is_main]
         self._places: dict[int, tuple[str, int]] = {}
         self._stopped = threading.Event()
+        self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._reached = time.monotonic()
         self._thread: threading.Thread | None = None
         self._store.set(self._key("place"), f"{rank.host} {os.getpid()}")
 
@@ -61,16 +63,19 @@ class Watch:
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
         self._thread.start()
+        if not self._rank.is_main:
+            threading.Thread(target=self._guard, daemon=True, name="guard").start()
 
     def stop(self) -> None:
         """Say goodbye; from here on this rank's silence means nothing."""
         if self._stopped.is_set():
             return
         self._stopped.set()
-        with self._lock:
+        with self._reaching():
             self._quietly(lambda: self._store.set(self._key("beat"), "gone"))
         if self._thread:
             self._thread.join(2.0 * _INTERVAL_SECONDS)
+        self._closed.set()
 
     def report(self, cause: str, log: str, echo: bool = False) -> Failure:
         """Tell all ranks of this one's failure; returns the failure that is known to all, which is the first one's. An
@@ -82,7 +87,7 @@ class Watch:
             if known := self._known():
                 return known
             time.sleep(0.1)
-        with self._lock:
+        with self._reaching():
             self._quietly(lambda: self._store.compare_set("failure", "", json.dumps(asdict(own))))
         known = self._known() or own
         if self._rank.is_main:
@@ -99,7 +104,7 @@ class Watch:
         while not self._stopped.wait(_INTERVAL_SECONDS):
             beats += 1
             try:
-                with self._lock:
+                with self._reaching():
                     self._store.set(self._key("beat"), str(beats))
                 failure = self._known() or self._silent(heard)
             except (RuntimeError, ValueError) as error:
@@ -107,11 +112,27 @@ class Watch:
             if failure and not self._stopped.is_set():
                 self._end(failure)
 
+    def _guard(self) -> None:
+        """Ends the process when the store does not answer: over a cut network its calls wait without end, whatever
+        timeout it has."""
+        while not self._closed.wait(_INTERVAL_SECONDS):
+            silence = time.monotonic() - self._reached
+            if silence > self._timeout:
+                host, _ = self._places.get(0, ("an unknown host", 0))
+                self._leave(Failure(0, host, f"the main rank cannot be reached for {silence:.0f} s (--timeout)"))
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """One thread at a time may use the store."""
+        with self._lock:
+            yield
+            self._reached = time.monotonic()
+
     def _silent(self, heard: dict[int, tuple[bytes, float]]) -> Failure | None:
         """A rank that was not heard of for too long; `heard` is its last beat and when it came."""
         for index in self._watched:
             key, now = f"beat/{index}", time.monotonic()
-            with self._lock:
+            with self._reaching():
                 beat = self._store.get(key) if self._store.check([key]) else b""
             last, when = heard[index]
             if beat != last or beat == b"gone":
@@ -126,9 +147,12 @@ class Watch:
         return None
 
     def _end(self, failure: Failure) -> None:
-        with self._lock:
+        with self._reaching():
             self._quietly(lambda: self._store.compare_set("failure", "", json.dumps(asdict(failure))))
             self._quietly(lambda: self._store.add("readers", 1))
+        self._leave(failure)
+
+    def _leave(self, failure: Failure) -> None:
         try:
             self._on_failure(failure)
         finally:
@@ -139,7 +163,7 @@ class Watch:
             os._exit(EXIT_CODE)
 
     def _known(self) -> Failure | None:
-        with self._lock:
+        with self._reaching():
             try:
                 text = self._store.get("failure").decode() if self._store.check(["failure"]) else ""
             except (RuntimeError, ValueError):
@@ -149,7 +173,7 @@ class Watch:
         return Failure(**json.loads(text)) if text else None
 
     def _readers(self) -> int:
-        with self._lock:
+        with self._reaching():
             try:
                 return self._store.add("readers", 0)
             except (RuntimeError, ValueError):
@@ -158,7 +182,7 @@ class Watch:
     def _place(self, index: int) -> tuple[str, int]:
         """A rank's host and process."""
         if index not in self._places:
-            with self._lock:
+            with self._reaching():
                 host, pid = self._store.get(f"place/{index}").decode().split()
             self._places[index] = host, int(pid)
         return self._places[index]
