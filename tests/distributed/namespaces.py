@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # A node's own host name and its own /etc/hosts, then the command, in the same process.
@@ -17,25 +17,30 @@ _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class Node:
-    """As a machine of its own to whatever is started on it, but for the file system, which all nodes share."""
+    """As a machine of its own, with one core, to what is started on it; but the file system is common to all nodes."""
 
     name: str
     address: str
+    core: int
     namespace: str
     switch: str
     hosts: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
         """Run a command here; its output goes to the end of a file."""
-        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
+        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "taskset", "--cpu-list", str(self.core)]
+        enter += ["unshare", "--uts", "--mount", "sh", "-c", _ENTER, self.name, str(self.hosts)]
         with output.open("ab") as file:
-            return subprocess.Popen(
-                [*enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
+            process = subprocess.Popen(
+                [*enter, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
+                env=os.environ | environment,
             )
+        self.started.append(process)
+        return process
 
     def cut(self) -> None:
         """As if its cable was pulled: what is sent from here or to here gets lost, and nobody is told."""
@@ -61,6 +66,8 @@ class Node:
                 except ProcessLookupError:
                     continue
             time.sleep(0.05)
+        for process in self.started:
+            process.wait(10.0)
 
 
 @contextmanager
@@ -68,7 +75,7 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
     """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. A node's
     own name means that address to itself too, or `own_name`. At the end all that runs on them is killed."""
     mark = uuid.uuid4().hex[:8]
-    switch = f"paceline_{mark}_switch"
+    switch, cores = f"paceline_{mark}_switch", sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_")))
         _namespace(stack, switch)
@@ -76,7 +83,8 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
         nodes = []
         for index in range(1, count + 1):
             name = f"node{index}"
-            node = Node(name, f"10.213.7.{index}", f"paceline_{mark}_{index}", switch, hosts=folder / name)
+            core = cores[index % len(cores)]
+            node = Node(name, f"10.213.7.{index}", core, f"paceline_{mark}_{index}", switch, hosts=folder / name)
             _namespace(stack, node.namespace)
             stack.callback(node.kill_all)
             cable = ("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", node.name)

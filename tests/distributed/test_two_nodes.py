@@ -1,0 +1,155 @@
+"""Two nodes for real: network namespaces with their own names and addresses, torch.distributed.run on each."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from paceline import checkpoint
+from tests.distributed.namespaces import Node, network
+
+pytestmark = pytest.mark.root
+
+PORT = 29400
+SECONDS = 90.0
+SMALL = "--gpu-ids none --num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16"
+# Silence is noticed after seconds here, not after the minutes that suit a cluster.
+IMPATIENT = "--rdzv-conf=join_timeout=60,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+
+
+def start(node: Node, main: Node, run: Path, iterations: int, nodes: str = "2", restarts: int = 3) -> Any:
+    """torch.distributed.run with a c10d rendezvous at the main node."""
+    options = f"--nnodes={nodes} --nproc_per_node=1 --rdzv_id=job --rdzv_backend=c10d --max-restarts={restarts}"
+    options += f" --rdzv_endpoint={main.address}:{PORT} --local-addr={node.address} --monitor-interval=0.1 {IMPATIENT}"
+    words = f"-m torch.distributed.run {options} -m paceline train cartpole --distributed {SMALL}"
+    words += f" --max-iterations {iterations} --run-dir {run}"
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    return node.start(sys.executable, *shlex.split(words), output=run.parent / f"{node.name}.log", **variables)
+
+
+def until(condition: Callable[[], object], said: Path, seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        logs = sorted([*said.glob("*.log"), *said.glob("run/workers/*.log")])
+        assert time.monotonic() < deadline, "\n".join(f"{log}\n{log.read_text()[-2000:]}" for log in logs)
+        time.sleep(0.1)
+
+
+def ended(processes: list[subprocess.Popen[bytes]], said: Path) -> list[int]:
+    until(lambda: all(process.poll() is not None for process in processes), said)
+    return [process.returncode for process in processes]
+
+
+def result(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / "result.json").read_text())
+    except OSError:
+        return {"status": "not begun", "world_size": 0}
+
+
+def has_checkpoint(run: Path) -> bool:
+    return bool(checkpoint.listing(run / "checkpoints"))
+
+
+def learned(run: Path) -> dict[str, torch.Tensor]:
+    """All that was learned, by name."""
+    state = checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]
+    parts = state["networks"], state["adam"], state["normalizers"]["policy"]
+    return {name: tensor for part in parts for name, tensor in part.items()}
+
+
+def iterations_logged(run: Path) -> list[int]:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return [event.step for event in events.Scalars("loss/value")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undisturbed")
+    with network(2) as nodes:
+        processes = [start(node, nodes[0], path / "run", 150) for node in nodes]
+        assert ended(processes, path) == [0, 0]
+    return path / "run"
+
+
+def test_two_nodes_train_as_one(undisturbed: Path):
+    found = result(undisturbed)
+    assert (found["status"], found["world_size"], found["total_envs"], found["restarts"]) == ("completed", 2, 16, 0)
+    logs = [(undisturbed / "workers" / f"rank_{index}.log").read_text() for index in (0, 1)]
+    for log in logs:
+        assert "rank 0 on node" in log
+        assert "rank 1 on node" in log
+        assert "iteration 150/150" in log
+    assert len(list((undisturbed / "tensorboard").iterdir())) == 1
+
+
+def test_a_platforms_variables_are_passed_on_to_a_fixed_main_node(tmp_path: Path):
+    command = (
+        "exec {python} -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE"
+        " --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT"
+        " -m paceline train --task=cartpole --headless --distributed {words} --max-iterations 3 --run-dir {run}"
+    ).format(python=sys.executable, words=SMALL, run=tmp_path / "run")
+    with network(2) as nodes:
+        platform = {"WORLD_SIZE": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500"}
+        processes = [
+            node.start("sh", "-c", command, output=tmp_path / f"{node.name}.log", RANK=str(index), **platform)
+            for index, node in enumerate(nodes)
+        ]
+        assert ended(processes, tmp_path) == [0, 0]
+    assert (result(tmp_path / "run")["status"], result(tmp_path / "run")["world_size"]) == ("completed", 2)
+
+
+def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    with network(2) as nodes:
+        processes = [start(node, nodes[0], run, 150) for node in nodes]
+        until(lambda: has_checkpoint(run), tmp_path)
+        nodes[1].cut()
+        # All ranks must have noticed by themselves, before the link is back.
+        until(lambda: result(run)["status"] == "failed", tmp_path, 20.0)
+        nodes[1].mend()
+        assert ended(processes, tmp_path) == [0, 0]
+    assert result(run)["status"] == "completed"
+    assert result(run)["restarts"] >= 1
+    theirs = learned(undisturbed)
+    for name, tensor in learned(run).items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert iterations_logged(run) == list(range(1, 151))
+
+
+def test_a_lost_node_lets_the_other_go_on_and_is_taken_in_again(tmp_path: Path):
+    run = tmp_path / "run"
+
+    def trains_on(ranks: int) -> bool:
+        """Whether so many ranks are at it, and have made a checkpoint of their own."""
+        files = checkpoint.listing(run / "checkpoints")
+        found = result(run)
+        running = (found["status"], found["world_size"]) == ("running", ranks)
+        return bool(running and files and files[-1].stat().st_mtime > (run / "result.json").stat().st_mtime)
+
+    with network(2) as nodes:
+        processes = [start(node, nodes[0], run, 10**6, nodes="1:2") for node in nodes]
+        until(lambda: trains_on(2), tmp_path)
+        nodes[1].kill_all()
+        until(lambda: trains_on(1), tmp_path)
+        assert (result(run)["num_envs"], result(run)["total_envs"]) == (16, 16)
+        processes[1].wait()
+        processes[1] = start(nodes[1], nodes[0], run, 10**6, nodes="1:2")
+        until(lambda: trains_on(2), tmp_path)
+        assert (result(run)["num_envs"], result(run)["total_envs"]) == (8, 16)
+        for process in processes:
+            process.terminate()
+        ended(processes, tmp_path)
+    found = result(run)
+    assert found["status"] == "interrupted"
+    assert found["restarts"] >= 2
+    assert iterations_logged(run) == list(range(1, found["iterations"] + 1))
