@@ -7,7 +7,7 @@ TRAIN_ENV := .venv/.installed
 TEST_ENV := .venv/.installed-test
 MJLAB_ENV := .venv-mjlab/.installed
 PEERS := bench/peers/requirements-mjlab.lock
-# Tests that mount file systems run where that is allowed.
+# Tests that mount file systems or make networks run where that is allowed.
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
 
@@ -28,6 +28,7 @@ train: $(TRAIN_ENV)
 
 test: check
 	scripts/system_packages $(BIN)/python
+	scripts/node_packages
 	$(BIN)/python -m pytest -q -m $(TESTS) --durations=10 $(ARGS)
 
 check: $(TEST_ENV)

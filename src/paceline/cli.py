@@ -272,6 +272,11 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
+        result = run.result()
+        if result.get("status") == "running":
+            # The ranks were ended before they could save anything.
+            run.write_result(**(result | {"status": "interrupted"}))
+            print(f"paceline: interrupted; {run.path} goes on from its newest checkpoint", file=sys.stderr)
         return interrupts.EXIT_CODE
     except local.RankFailedError as error:
         if error.exit_code == 2:

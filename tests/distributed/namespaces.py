@@ -17,11 +17,10 @@ _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class Node:
-    """As a machine of its own, with one core, to what is started on it; but the file system is common to all nodes."""
+    """As a machine of its own to whatever is started on it, but for the file system, which all nodes share."""
 
     name: str
     address: str
-    core: int
     namespace: str
     switch: str
     hosts: Path
@@ -29,11 +28,10 @@ class Node:
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
         """Run a command here; its output goes to the end of a file."""
-        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "taskset", "--cpu-list", str(self.core)]
-        enter += ["unshare", "--uts", "--mount", "sh", "-c", _ENTER, self.name, str(self.hosts)]
+        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [*enter, *command],
+                [*enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -75,7 +73,7 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
     """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. A node's
     own name means that address to itself too, or `own_name`. At the end all that runs on them is killed."""
     mark = uuid.uuid4().hex[:8]
-    switch, cores = f"paceline_{mark}_switch", sorted(os.sched_getaffinity(0))
+    switch = f"paceline_{mark}_switch"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_")))
         _namespace(stack, switch)
@@ -83,8 +81,7 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
         nodes = []
         for index in range(1, count + 1):
             name = f"node{index}"
-            core = cores[index % len(cores)]
-            node = Node(name, f"10.213.7.{index}", core, f"paceline_{mark}_{index}", switch, hosts=folder / name)
+            node = Node(name, f"10.213.7.{index}", f"paceline_{mark}_{index}", switch, hosts=folder / name)
             _namespace(stack, node.namespace)
             stack.callback(node.kill_all)
             cable = ("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", node.name)

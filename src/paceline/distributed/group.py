@@ -5,6 +5,7 @@ The only code that names gloo or nccl. Without a launcher there is one rank, and
 
 import fcntl
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ class Group:
             try:
                 dist.all_reduce(tensor)
             except RuntimeError as error:
-                raise PeerLostError(_first_line(error)) from error
+                raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
         return tensor
 
     def everyone(self, fact: Any) -> list[Any]:
@@ -125,7 +126,7 @@ class Group:
         try:
             exchange()
         except RuntimeError as error:
-            raise PeerLostError(_first_line(error)) from error
+            raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
 
     def _shares_a_gpu(self, store: Store) -> bool:
         """Whether any two ranks are on one GPU, which nccl does not take."""
@@ -182,4 +183,6 @@ def interface_of(address: str) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What happened, without the place in the library's source and its guesses."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^ \]]*:\d+\] ", "", line).split(". This is typically")[0]

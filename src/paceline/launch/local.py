@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -54,10 +55,19 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
-            _end_children()
+            end_descendants()
 
 
-def _end_children() -> None:
-    """None is left behind, however the launcher was ended."""
-    for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() if sys.platform == "linux" else ():
-        os.kill(int(pid), signal.SIGKILL)
+def end_descendants() -> None:
+    """Nothing is left behind, however the launcher was ended."""
+    for pid in _descendants(os.getpid()) if sys.platform == "linux" else ():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in children.read_text().split()]
+    return found + [deeper for child in found for deeper in _descendants(child)]

@@ -1,14 +1,21 @@
 """Several ranks on this machine or on several, over SSH, by torchrunx.
 
 torchrunx is under the GPL-3.0 and therefore an extra of its own: `pip install paceline[torchrunx]`. It does not start
-ranks anew after a failure; torch's elastic launcher does.
+ranks anew after a failure, and ends them at once on Ctrl-C; torch's elastic launcher does better in both.
 """
 
+import logging
+import os
 import runpy
 import sys
+import time
+from functools import partial
 
 from paceline.errors import UserError
-from paceline.launch.local import RankFailedError
+from paceline.launch.local import RankFailedError, end_descendants
+
+# What a rank prints goes to the launcher through a thread of its own.
+_LAST_WORDS_SECONDS = 0.5
 
 
 def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
@@ -17,23 +24,50 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         import torchrunx
     except ModuleNotFoundError:
         raise UserError("--launcher torchrunx needs torchrunx (GPL-3.0): pip install 'paceline[torchrunx]'") from None
+    hosts = hosts or ("localhost",)
     launcher = torchrunx.Launcher(
-        hostnames=list(hosts) or ["localhost"],
+        hostnames=list(hosts),
         workers_per_host=ranks,
         backend=None,  # the ranks form their own group
-        copy_env_vars=(*torchrunx.launcher.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
-    )
+        copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
+    ).set_logging_handlers(partial(_handlers, hosts[0]))
     try:
-        launcher.run(_work, words)
+        ended = launcher.run(_work, words)
     except Exception as error:
         raise RankFailedError(f"{type(error).__name__}: {error}") from error
+    finally:
+        end_descendants()
+    worst = max(code for codes in ended.results.values() for code in codes)
+    if worst:
+        raise RankFailedError(f"ended with {worst}", worst)
 
 
-def _work(words: list[str]) -> None:
-    """In a rank's process."""
-    sys.argv = ["paceline", *words]
+def _handlers(main_host: str) -> list[logging.Handler]:
+    """What the main rank prints is printed here; the others have their logs."""
+
+    def goes_to(errors: bool, record: logging.LogRecord) -> bool:
+        main = getattr(record, "hostname", None) == main_host and getattr(record, "local_rank", None) == 0
+        return main and (record.levelno >= logging.ERROR) == errors
+
+    handlers = []
+    for stream, errors in ((sys.stdout, False), (sys.stderr, True)):
+        handler = logging.StreamHandler(stream)
+        handler.addFilter(partial(goes_to, errors))
+        handlers.append(handler)
+    return handlers
+
+
+def _work(words: list[str]) -> int:
+    """In a rank's process; returns its exit code."""
+    sys.argv, code = ["paceline", *words], 0
     try:
         runpy.run_module("paceline", run_name="__main__")
     except SystemExit as end:
-        if end.code:
-            raise RankFailedError(f"ended with {end.code}") from None
+        code = int(end.code or 0)
+    if code == 1:
+        # Returning after a failure, a rank waits for a launcher that may be gone already, for ever.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(_LAST_WORDS_SECONDS)
+        os._exit(code)
+    return code
