@@ -25,6 +25,8 @@ SMALL = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 
 
 def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
+    # Training in this process before may have left it lower, and in a fresh one it is not.
+    torch.set_float32_matmul_precision("highest")
     env = RobotEnv(Cartpole(), 64, "auto", group.rank.device, seed=1)
     learner = Ppo(env, SMALL, 1, group)
     for _ in range(iterations):
