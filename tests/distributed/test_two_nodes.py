@@ -1,7 +1,9 @@
 """Two nodes for real: network namespaces with their own names and addresses, torch.distributed.run on each."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -97,22 +99,38 @@ def test_two_nodes_train_as_one(undisturbed: Path):
     assert len(list((undisturbed / "tensorboard").iterdir())) == 1
 
 
+def start_by_platform(nodes: list[Node], run: Path, iterations: int) -> list[subprocess.Popen[bytes]]:
+    """One shell command for all nodes, with what a platform tells them: their number and the main one's address."""
+    options = "--nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE --monitor-interval=0.1"
+    options += " --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT --max-restarts=1"
+    words = f"-m paceline train --task=cartpole --headless --distributed {SMALL}"
+    words += f" --max-iterations {iterations} --run-dir {run}"
+    command = f"exec {sys.executable} -m torch.distributed.run {options} {words}"
+    platform = {"WORLD_SIZE": "2", "NPROC_PER_NODE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500"}
+    return [
+        node.start("sh", "-c", command, output=run.with_name(f"{node.name}.log"), RANK=str(index), **platform)
+        for index, node in enumerate(nodes)
+    ]
+
+
 def test_a_platforms_variables_are_passed_on_to_a_fixed_main_node(tmp_path: Path):
-    command = (
-        "exec {python} -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE"
-        " --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT"
-        " -m paceline train --task=cartpole --headless --distributed {words} --max-iterations 3 --run-dir {run}"
-    ).format(python=sys.executable, words=SMALL, run=tmp_path / "run")
+    run = tmp_path / "run"
     # To itself a Debian host's own name is a loopback address, which gloo left alone would offer to the other node.
     with network(2, own_name="127.0.1.1") as nodes:
-        platform = {"WORLD_SIZE": "2", "NPROC_PER_NODE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500"}
-        processes = [
-            node.start("sh", "-c", command, output=tmp_path / f"{node.name}.log", RANK=str(index), **platform)
-            for index, node in enumerate(nodes)
-        ]
+        assert ended(start_by_platform(nodes, run, iterations=3), tmp_path) == [0, 0]
+    assert (result(run)["status"], result(run)["world_size"]) == ("completed", 4)
+    assert "ranks 2 to 3 on node2" in (run / "workers" / "rank_3.log").read_text()
+
+
+def test_with_a_fixed_main_node_a_killed_rank_is_started_anew(tmp_path: Path):
+    run = tmp_path / "run"
+    with network(2) as nodes:
+        processes = start_by_platform(nodes, run, iterations=40)
+        until(lambda: has_checkpoint(run), tmp_path)
+        worker = next(pid for pid in nodes[1].processes() if pid != processes[1].pid)
+        os.kill(worker, signal.SIGKILL)
         assert ended(processes, tmp_path) == [0, 0]
-    assert (result(tmp_path / "run")["status"], result(tmp_path / "run")["world_size"]) == ("completed", 4)
-    assert "ranks 2 to 3 on node2" in (tmp_path / "run" / "workers" / "rank_3.log").read_text()
+    assert (result(run)["status"], result(run)["restarts"]) == ("completed", 1)
 
 
 def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: Path):

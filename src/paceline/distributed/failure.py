@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
@@ -44,6 +45,13 @@ class Failure:
         return f"{self.cause}; rank {self.rank} on {self.host}{more}"
 
 
+def _machine() -> str:
+    """Where a process has the same number: this start of this machine, and the container in it."""
+    if sys.platform != "linux":
+        return "unknown"
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+
+
 class Watch:
     """Beats for this rank, and listens for the others. The main rank listens to all, the others to it."""
 
@@ -56,7 +64,7 @@ class Watch:
         self._lock = threading.Lock()
         self._reached = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._store.set(self._key("place"), f"{rank.host} {os.getpid()}")
+        self._store.set(self._key("place"), f"{rank.host} {os.getpid()} {_machine()}")
 
     def start(self, on_failure: Callable[[Failure], None]) -> None:
         """From now on a failure elsewhere calls `on_failure`, in a thread of its own, and then ends the process."""
@@ -139,7 +147,7 @@ class Watch:
                 heard[index] = beat, now
             elif now - when > self._timeout:
                 host, pid = self._place(index)
-                if host == self._rank.host:
+                if pid:
                     # Stopped or stuck, it would outlive the others, and a launcher would wait for it.
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -180,11 +188,12 @@ class Watch:
                 return self._rank.world_size
 
     def _place(self, index: int) -> tuple[str, int]:
-        """A rank's host and process."""
+        """A rank's host, and its process if that is one of this machine's; hosts may have the same name."""
         if index not in self._places:
             with self._reaching():
-                host, pid = self._store.get(f"place/{index}").decode().split()
-            self._places[index] = host, int(pid)
+                host, pid, machine = self._store.get(f"place/{index}").decode().split()
+            here = (host, machine) == (self._rank.host, _machine())
+            self._places[index] = host, int(pid) if here else 0
         return self._places[index]
 
     def _key(self, kind: str) -> str:

@@ -43,7 +43,9 @@ class Group:
         _choose_interface()
         try:
             store, _, _ = next(rendezvous("env://", timeout=MEETING))
-            self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds)
+            attempt = _attempt()
+            self.watch = Watch(PrefixStore(attempt, cast("Any", store).clone()), rank, timeout_seconds)
+            store = PrefixStore(attempt, store)
             shared = self._shares_a_gpu(store)
             self._capturable = not shared
             backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and not shared else "gloo"
@@ -135,6 +137,13 @@ class Group:
         store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
         gpus = {store.get(f"gpu/{index}") for index in range(self.size)}
         return len(gpus) < self.size
+
+
+def _attempt() -> str:
+    """Keeps what is in the store apart from what earlier attempts left in it: with a fixed main node (--master_addr) it
+    is the launcher's own, and outlives them."""
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}" if kept else "attempt"
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:

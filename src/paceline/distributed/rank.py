@@ -46,7 +46,13 @@ def under_launcher() -> bool:
 
 def launch_id() -> str | None:
     """What an elastic launcher calls the run; it stays the same when ranks are started anew."""
-    return os.environ.get("TORCHELASTIC_RUN_ID")
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name != "none" or sys.platform != "linux":
+        return name
+    # With --master_addr nobody names it, and all launches would be one: it is the launcher's process, and since when.
+    launcher = os.getppid()
+    started = Path(f"/proc/{launcher}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{socket.gethostname()} {launcher} {started}"
 
 
 def die_with_launcher() -> None:
