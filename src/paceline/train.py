@@ -250,7 +250,9 @@ class Session:
     def introduce(self, run: RunDir, console: Console, members: list[dict[str, str]]) -> None:
         config, start = self.config, f", from iteration {self._first_iteration}" if self._first_iteration else ""
         again = f", restart {self._restarts}" if self._restarts else ""
-        where = _describe(self.rank.device) if self.group.alone else f"{len(members)} ranks"
+        where = (
+            _describe(self.rank.device) if self.group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
+        )
         lines = [
             f"[bold]{config.task}[/]: {self.total_envs} worlds on {where}, "
             f"engine {choose_engine(config.engine, self.rank.device)}, {config.learner}, seed {config.seed}",
