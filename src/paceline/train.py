@@ -115,7 +115,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
 
 def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path | None) -> dict[str, Any]:
     group, main = life.group, life.group.rank.is_main
-    plan = _agree(group, lambda: make_plan(config, life.run, resume_from))
+    plan = _agree(group, lambda: _make_plan(life.run, resume_from))
     saved, total = _agree(group, lambda: _start_of(plan, config, group.size))
     session = Session(config, group, total, plan.restarts)
     members = session.meet()
@@ -139,7 +139,7 @@ def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path 
     return result | {"run": run.path}
 
 
-def make_plan(config: TrainConfig, run: RunDir, resume_from: Path | None) -> Plan:
+def _make_plan(run: RunDir, resume_from: Path | None) -> Plan:
     """A run that the same launch began and did not complete goes on from its newest checkpoint."""
     earlier = run.of_launch(launch_id())
     if earlier is not None:

@@ -18,3 +18,13 @@ def test_an_observation_that_never_varies_stays_small():
     statistics = RunningStatistics(1, torch.device("cpu"))
     statistics.merge(torch.tensor(50), statistics.sums(torch.full((50, 1), 7.0)))
     assert statistics.normalize(torch.tensor([[7.01]])).abs() <= 1.01
+
+
+def test_what_never_varies_has_a_spread_that_is_a_number():
+    # Among so many values some have squares whose rounding takes the variance below zero.
+    values = torch.linspace(0.1, 900.0, 500)
+    statistics = RunningStatistics(500, torch.device("cpu"))
+    for _ in range(3):
+        statistics.merge(torch.tensor(49), statistics.sums(values.expand(49, -1)))
+    assert statistics.normalize(values[None]).isfinite().all()
+    assert (statistics.variance >= 0.0).all()

@@ -78,10 +78,7 @@ class Group:
         """Over all ranks, in place; bit by bit the same on each of them."""
         if not self.alone:
             self.collectives += 1
-            try:
-                dist.all_reduce(tensor)
-            except RuntimeError as error:
-                raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
+            self._meet(lambda: dist.all_reduce(tensor))
         return tensor
 
     def everyone(self, fact: Any) -> list[Any]:

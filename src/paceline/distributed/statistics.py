@@ -30,7 +30,8 @@ class RunningStatistics:
         shift, square = (sums / count).unbind(0)
         total = self.count + count
         share = count / total
-        variance = square - shift.square()
+        # Rounding may take what never varies below zero, and its root would not be a number.
+        variance = (square - shift.square()).clamp(min=0.0)
         self.variance += share * (variance - self.variance + shift.square() * (1.0 - share))
         self.mean += share * shift
         self.count.copy_(total)

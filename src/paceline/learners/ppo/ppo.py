@@ -201,8 +201,7 @@ class Ppo:
         return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
 
     def _pack_samples(self, rollout: Rollout) -> Tensor:
-        """Everything a minibatch needs, one row per sample, [step * world, columns]; `_minibatch_losses` takes it
-        apart."""
+        """Everything a minibatch needs, one row per sample, [step * world, columns]; `_take_apart` undoes it."""
         config = self.config
         critic_obs = torch.cat((rollout.critic_obs, rollout.final_critic_obs))
         critic_obs = self._normalize(self._critic_group, critic_obs)
@@ -241,7 +240,9 @@ class Ppo:
         count, moments, *_ = self._take_head_apart(head)
         mean, square = (moments / count).unbind(0)
         advantage = samples[:, _ADVANTAGE]
-        advantage.sub_(mean.float()).div_((square - mean.square()).sqrt().float() + 1e-8)
+        # Where all are alike, rounding may take their variance below zero.
+        spread = (square - mean.square()).clamp(min=0.0).sqrt()
+        advantage.sub_(mean.float()).div_(spread.float() + 1e-8)
 
     def _seen(self, rollout: Rollout, group: str) -> Tensor:
         """The observations that were acted upon."""
