@@ -21,6 +21,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict
 from importlib.metadata import version
@@ -36,7 +37,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-from paceline.config import LEARNING_RATES, PpoConfig
+from paceline.settings.ppo import LEARNING_RATES, PpoConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from paceline.distributed.worlds import shares
@@ -75,11 +76,18 @@ class Paceline(Ppo):
         self._stop()
         super()._standardize(samples, head)
 
-    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self._start()
-        losses = super()._over_all_ranks(losses)
+        finish = super()._over_all_ranks(losses)
         self._stop()
-        return losses
+
+        def timed() -> tuple[Tensor, ...]:
+            self._start()
+            summed = finish()
+            self._stop()
+            return summed
+
+        return timed
 
 
 class RslRl(Paceline):
@@ -133,7 +141,7 @@ class RslRl(Paceline):
         self._stop()
         return kl
 
-    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self._start()
         gradients = [gradient.view(-1) for gradient in self._gradients]
         packed = self._ranks.sum_(torch.cat(gradients))
@@ -143,7 +151,7 @@ class RslRl(Paceline):
             gradient.copy_(packed[offset : offset + gradient.numel()])
             offset += gradient.numel()
         self._stop()
-        return losses
+        return lambda: losses
 
     def _clip_and_adapt(self, kl: Tensor) -> tuple[Tensor, ...]:
         return self._flat.clip(self.config.max_gradient_norm)

@@ -9,6 +9,11 @@ from types import FrameType
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A terminal or a scheduler and a launcher pass on the same request, each in its turn.
+SAME_REQUEST_SECONDS = 2.0
+
+received: list[int] = []
+"""Requests so far that have not ended the process."""
 
 
 def ignore() -> None:
@@ -18,10 +23,12 @@ def ignore() -> None:
 
 
 class Interrupts:
-    """While entered, the first of `SIGNALS` sets `asked`; the second ends the process at once."""
+    """While entered, the first of `SIGNALS` sets `asked`; the second ends the process at once, unless it comes within
+    `same_seconds` of the first."""
 
-    def __init__(self) -> None:
-        self.asked = False
+    def __init__(self, same_seconds: float = 0.0) -> None:
+        self.asked, self._asked_at = False, 0.0
+        self._same_seconds = same_seconds
         self._cut_in = False
 
     def __enter__(self) -> "Interrupts":
@@ -47,9 +54,13 @@ class Interrupts:
         while not self.asked and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        now = time.monotonic()
         if self.asked:
-            os._exit(EXIT_CODE)
-        self.asked = True
+            if now - self._asked_at >= self._same_seconds:
+                os._exit(EXIT_CODE)
+            return
+        self.asked, self._asked_at = True, now
         if self._cut_in:
             raise KeyboardInterrupt

@@ -25,7 +25,7 @@ from paceline.distributed.group import Group, differences
 from paceline.distributed.rank import die_with_launcher, launch_id, this_rank, tune_torch
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
 from paceline.errors import UserError
-from paceline.interrupts import Interrupts, ignore
+from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
 from paceline.sim.simulation import choose_engine
@@ -121,7 +121,8 @@ def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path 
     members = session.meet()
     if saved is not None:
         session.restore(saved, str(plan.resume_from))
-    with ExitStack() as stack, Interrupts() as interrupts:
+    same = 0.0 if group.alone else SAME_REQUEST_SECONDS
+    with ExitStack() as stack, Interrupts(same) as interrupts:
         run = _agree(group, lambda: stack.enter_context(plan.run.held(config, plan.goes_on)))
         life.run, life.session = run, session
         life.log = log = worker_log.begin(group.rank, group.alone, config.worker_log_dir, run.path)

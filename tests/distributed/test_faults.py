@@ -1,6 +1,7 @@
 """The failure of one is known to all, and a run survives it: real ranks, real signals."""
 
 import json
+import os
 import signal
 import socket
 import time
@@ -129,7 +130,8 @@ def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: P
     assert result(tmp_path)["status"] == "failed"
 
 
-def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(site: Path, tmp_path: Path):
+@pytest.mark.parametrize("signals", ["launcher", "everyone"])
+def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
     words = [
         "train",
@@ -151,7 +153,8 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(site: Path, tmp_
                 and "iteration" in (run / "workers" / "rank_1.log").read_text()
             )
         )
-        process.send_signal(signal.SIGINT)
+        # A terminal and many a scheduler ask every process, and the launcher passes it on: ranks are asked twice.
+        (os.killpg if signals == "everyone" else os.kill)(process.pid, signal.SIGINT)
         asked = time.monotonic()
         said, _ = process.communicate(timeout=SECONDS)
     finally:

@@ -74,7 +74,7 @@ def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
 
 
 @pytest.mark.parametrize("to_group", [False, True], ids=["kill", "terminal"])
-def test_ctrl_c_ends_all_ranks(to_group: bool, tmp_path: Path):
+def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path):
     run = tmp_path / "run"
     words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "50"]
     with start(tmp_path, tmp_path, *SMALL, *words) as process:
@@ -86,7 +86,10 @@ def test_ctrl_c_ends_all_ranks(to_group: bool, tmp_path: Path):
             until(lambda: not lives(process.pid), SOON)
         finally:
             process.kill()
-    assert result(tmp_path)["status"] == "interrupted"
+    found = result(tmp_path)
+    assert found["status"] == "interrupted"
+    newest = checkpoint.load(checkpoint.newest(run / "checkpoints"))
+    assert newest["learner"]["iteration"] == found["iterations"]
 
 
 def lives(group: int) -> bool:

@@ -76,10 +76,21 @@ class Group:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Over all ranks, in place; bit by bit the same on each of them."""
-        if not self.alone:
-            self.collectives += 1
-            self._meet(lambda: dist.all_reduce(tensor))
+        self.begin_sum_(tensor)()
         return tensor
+
+    def begin_sum_(self, tensor: Tensor) -> Callable[[], None]:
+        """The same; the function that is returned waits for it, so that other work can be done in the meantime."""
+        if self.alone:
+            return lambda: None
+        self.collectives += 1
+        if self.backend == "nccl":
+            # In the order of the stream, where the host waits for nothing anyway.
+            self._meet(lambda: dist.all_reduce(tensor))
+            return lambda: None
+        work: list[Any] = []
+        self._meet(lambda: work.append(dist.all_reduce(tensor, async_op=True)))
+        return lambda: self._meet(work[0].wait)
 
     def everyone(self, fact: Any) -> list[Any]:
         """What each rank says, by rank, on all of them."""

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -58,11 +59,22 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
             end_descendants()
 
 
-def end_descendants() -> None:
-    """Nothing is left behind, however the launcher was ended."""
+def end_descendants(patience_seconds: float = 0.0) -> None:
+    """Nothing is left behind, however the launcher was ended; with patience, what is left is asked to end first."""
+    deadline = time.monotonic() + patience_seconds
+    if patience_seconds:
+        _signal_descendants(signal.SIGTERM)
+    while time.monotonic() < deadline and _descendants(os.getpid()):
+        time.sleep(0.05)
+        with suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+    _signal_descendants(signal.SIGKILL)
+
+
+def _signal_descendants(number: int) -> None:
     for pid in _descendants(os.getpid()) if sys.platform == "linux" else ():
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Several ranks on this machine or on several, over SSH, by torchrunx.
 
 torchrunx is under the GPL-3.0 and therefore an extra of its own: `pip install paceline[torchrunx]`. It does not start
-ranks anew after a failure, and ends them at once on Ctrl-C; torch's elastic launcher does better in both.
+ranks anew after a failure; torch's elastic launcher does.
 """
 
 import logging
@@ -11,11 +11,14 @@ import sys
 import time
 from functools import partial
 
+from paceline import interrupts
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants
 
 # What a rank prints goes to the launcher through a thread of its own.
 _LAST_WORDS_SECONDS = 0.5
+# Ranks that were asked to end save a checkpoint first.
+_LAST_SECONDS = 10.0
 
 
 def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
@@ -36,7 +39,7 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
     except Exception as error:
         raise RankFailedError(f"{type(error).__name__}: {error}") from error
     finally:
-        end_descendants()
+        end_descendants(_LAST_SECONDS)
     worst = max(code for codes in ended.results.values() for code in codes)
     if worst:
         raise RankFailedError(f"ended with {worst}", worst)
@@ -64,8 +67,8 @@ def _work(words: list[str]) -> int:
         runpy.run_module("paceline", run_name="__main__")
     except SystemExit as end:
         code = int(end.code or 0)
-    if code == 1:
-        # Returning after a failure, a rank waits for a launcher that may be gone already, for ever.
+    if code == 1 or interrupts.received:
+        # Returning after a failure or a request to end, a rank waits for a launcher that may be gone already, for ever.
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_LAST_WORDS_SECONDS)
