@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.config import PpoConfig
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 
 PEER = Path(__file__).parent.parent / ".venv-mjlab" / "bin" / "python"

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.config import PpoConfig
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
 SETTINGS = {

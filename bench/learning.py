@@ -32,11 +32,11 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from paceline.config import PpoConfig
 from paceline.distributed.rank import tune_torch
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.learners.ppo import Ppo
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import ENTRY
 
 PLOT = Path(__file__).parent.parent / "docs" / "images" / "learning.png"

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from paceline.config import PpoConfig
 from paceline.distributed.rank import tune_torch
 from paceline.env.graph import capture
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task
 from paceline.learners.ppo import Ppo
+from paceline.settings.ppo import PpoConfig
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -37,7 +37,6 @@ from rich.table import Table
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-from paceline.settings.ppo import LEARNING_RATES, PpoConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from paceline.distributed.worlds import shares
@@ -45,6 +44,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import derived, divergence
 from paceline.learners.ppo.ppo import Rollout
+from paceline.settings.ppo import LEARNING_RATES, PpoConfig
 from paceline.tasks.cartpole import Cartpole
 
 SEED = 0

@@ -150,8 +150,8 @@ def test_a_run_made_for_other_networks_is_refused_in_one_line(tmp_path: Path, ti
         ("seed: 1.5", "seed is 1.5"),
         ("gpu_ids: 0", "gpu_ids is 0"),
         ("nun_envs: 4", "did you mean 'num_envs'"),
-        ("ppo: {activation: gelu}", "activation is 'gelu'"),
-        ("ppo: 3", "ppo is 3"),
+        ("settings: {activation: gelu}", "activation is 'gelu'"),
+        ("settings: 3", "settings is 3"),
         ("task: [", "not valid YAML"),
     ],
 )

@@ -45,6 +45,7 @@ def run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learner_of(run: Path) -> Ppo:
     config = dataclasses.replace(RunDir(run).config(), num_envs=1)
     _, learner = build(config, Group(Rank()), range(config.num_envs))
+    assert isinstance(learner, Ppo)
     learner.load_policy(checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"])
     return learner
 

@@ -11,11 +11,13 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline import checkpoint
-from paceline.config import PpoConfig, TrainConfig
+from paceline.config import TrainConfig
 from paceline.errors import UserError
 from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
 from paceline.train import TrainingFailedError, train
 
+SETTINGS = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,))
 CONFIG = TrainConfig(
     task="cartpole",
     env={},
@@ -23,7 +25,7 @@ CONFIG = TrainConfig(
     max_iterations=20,
     seed=5,
     checkpoint_every=10,
-    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    settings=SETTINGS,
 )
 QUIET = Console(quiet=True)
 
@@ -128,7 +130,7 @@ def test_options_that_run_yaml_cannot_hold_leave_no_directory(tmp_path: Path):
 
 def test_random_numbers_are_not_repeated_when_the_horizon_changes_on_the_way(tmp_path: Path):
     directory = run(tmp_path / "run", 2)
-    run(tmp_path / "run", 3, resume=True, ppo=dataclasses.replace(CONFIG.ppo, horizon=4))
+    run(tmp_path / "run", 3, resume=True, settings=dataclasses.replace(SETTINGS, horizon=4))
     state = checkpoint.load(checkpoint.newest(directory.checkpoints))
     assert state["learner"]["steps"] == 2 * 8 + 4
     assert state["totals"]["env_steps"] == 12 * (2 * 8 + 4)
@@ -147,9 +149,9 @@ def test_a_full_disk_ends_the_run_and_names_the_cause(tmp_path: Path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
-    ppo = dataclasses.replace(CONFIG.ppo, learning_rate=1e30, desired_kl=0.0)
+    ppo = dataclasses.replace(SETTINGS, learning_rate=1e30, desired_kl=0.0)
     with pytest.raises(TrainingFailedError, match=r"smaller --ppo\.learning-rate.*rank 0 on .*error\.log"):
-        run(tmp_path / "run", 20, ppo=ppo)
+        run(tmp_path / "run", 20, settings=ppo)
     assert "UnusableNumberError" in (tmp_path / "run" / "error.log").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"

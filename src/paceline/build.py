@@ -4,28 +4,32 @@ import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from paceline import checkpoint
-from paceline.config import TrainConfig, from_dict
+from paceline.checks import from_dict
+from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.learners.ppo import Ppo
+from paceline.learners.learner import Learner
 from paceline.run_dir import RunDir
+from paceline.settings import LEARNERS
 from paceline.tasks import registry
 from paceline.versions import versions
 
 
-def build(config: TrainConfig, group: Group, worlds: range) -> tuple[RobotEnv, Ppo]:
+def build(config: TrainConfig, group: Group, worlds: range) -> tuple[RobotEnv, Learner]:
     """The env and the learner of a run, with fresh weights, for some of its worlds."""
     entry = registry.find(config.task)
     task = from_dict(entry.task, config.env, f"options of task {config.task}")
     device, threads = group.rank.device, group.rank.cores
     env = RobotEnv(task, len(worlds), config.engine, device, config.seed, first_world=worlds.start, threads=threads)
-    return env, Ppo(env, config.ppo, config.seed, group)
+    module, name = LEARNERS[config.learner].adapter.split(":")
+    return env, getattr(import_module(module), name)(env, config.settings, config.seed, group)
 
 
 def fingerprint(config: TrainConfig) -> dict[str, str]:
@@ -36,6 +40,7 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
         if name in ("gpu_ids", "worker_log_dir"):
             continue
         options = {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else None
+        name = config.settings.flags if name == "settings" else name
         found |= {f"setting {key}": str(option) for key, option in (options or {name: value}).items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
@@ -60,7 +65,7 @@ def fit(load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: s
         raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}") from None
 
 
-def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Ppo, RunDir]:
+def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Learner, RunDir]:
     """A run's policy in one world, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
     config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=(), seed=seed)

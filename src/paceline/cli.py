@@ -1,23 +1,21 @@
 """The command line: parse, call one function, print for people."""
 
-import dataclasses
-import io
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from paceline import __version__, interrupts
+from paceline.arguments import parse, read
 from paceline.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -36,56 +34,6 @@ OVERVIEW = f"""Paceline {__version__}: robot policies by reinforcement learning 
 
 Each has its own --help.  Start with:  paceline train cartpole
 """
-
-
-@dataclass(frozen=True)
-class TrainArguments:
-    """Train a policy."""
-
-    learner: str = "ppo"
-    """The algorithm: ppo."""
-    num_envs: Annotated[int | None, arg(metavar="N")] = None
-    """Worlds per rank; by default what suits the task and the device."""
-    total_envs: Annotated[int | None, arg(metavar="N")] = None
-    """Worlds over all ranks, in place of --num-envs."""
-    max_iterations: Annotated[int, arg(metavar="M")] = 100
-    """Stop after so many iterations in all, those before a resume included."""
-    seed: int = 0
-    """On the CPU the same seed gives the same run, bit by bit."""
-    run_dir: Annotated[Path | None, arg(metavar="DIR")] = None
-    """This run's own directory; by default runs/TASK/TIME."""
-    resume: Annotated[str | None, arg(metavar="RUN|auto")] = None
-    """Go on with a run: its directory, one of its checkpoint files, or auto for the newest under runs/."""
-    engine: str = "auto"
-    """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs)."""
-    gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
-    """GPUs, relative to CUDA_VISIBLE_DEVICES, one rank each; none is the CPU. By default the first GPU, or else the
-    CPU; a resumed run stays where it was."""
-    ranks: Annotated[int | None, arg(metavar="K")] = None
-    """With --gpu-ids none, so many processes that train as one; on several hosts, on each of them."""
-    launcher: Literal["elastic", "torchrunx"] = "elastic"
-    """What starts the ranks: torch's elastic launcher, or torchrunx (pip install paceline[torchrunx]; GPL-3.0)."""
-    hosts: Annotated[tuple[str, ...], arg(metavar="HOST")] = ()
-    """With --launcher torchrunx: the machines to use, over SSH; by default this one."""
-    max_restarts: Annotated[int, arg(metavar="R")] = 0
-    """When a rank fails, start all anew from the newest checkpoint, so many times."""
-    timeout_seconds: Annotated[float, arg(name="timeout", metavar="SECONDS")] = 60.0
-    """A rank that is not heard of for so long has failed, and all end."""
-    worker_log_dir: Annotated[str | None, arg(metavar="DIR")] = None
-    """Where each rank's log goes, "" for nowhere; by default RUN/workers. The environment variable
-    PACELINE_WORKER_LOG_DIR wins over it."""
-    torchrunx_log_dir: Annotated[str | None, arg(metavar="DIR")] = None
-    """For users of mjlab: the same as --worker-log-dir, and so is TORCHRUNX_LOG_DIR."""
-    logger: str = "tensorboard"
-    """tensorboard or none."""
-    checkpoint_every: Annotated[int, arg(metavar="N")] = 50
-    """Iterations from one checkpoint to the next."""
-    keep_checkpoints: Annotated[int, arg(metavar="K")] = 3
-    """Keep the newest so many, and the best beside them."""
-    headless: Annotated[bool, FlagCreatePairsOff] = False
-    """For users of Isaac Lab: training never opens a window anyway."""
-    distributed: Annotated[bool, FlagCreatePairsOff] = False
-    """Be a worker under a launcher such as torch.distributed.run."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +141,8 @@ def _dispatch(words: list[str], console: Console) -> int:
 
 
 def _train(words: list[str], console: Console) -> int:
-    # The task decides which options there are and their defaults, so it is looked for before all else.
-    run = _run_to_resume(words)
-    stored = run.config() if run else None
-    task, rest = _take_task(words, stored.task if stored else None)
-    if task is None:
-        if any(word in ("-h", "--help") for word in rest):
-            _parse(TrainArguments, rest, "train TASK")
-        raise UserError("no task given: paceline train TASK, where `paceline tasks` lists the tasks")
-    kind = _arguments_for(task, stored)
-    arguments = _parse(kind, rest, f"train {task}")
+    order = read(words)
+    task, arguments, config, run = order.task, order.arguments, order.config, order.run
 
     import torch
 
@@ -211,7 +151,6 @@ def _train(words: list[str], console: Console) -> int:
     from paceline.run_dir import RunDir
     from paceline.train import TrainingFailedError, train
 
-    config = _config(task, arguments, stored)
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("A GPU is here, but not MuJoCo Warp (pip install mujoco-warp): training on the CPU.")
     if arguments.distributed:
@@ -291,80 +230,6 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
     return 0 if run.result()["status"] == "completed" else interrupts.EXIT_CODE
 
 
-def _run_to_resume(words: list[str]) -> "RunDir | None":
-    """The run that --resume names, looked for before parsing because its task decides how to parse."""
-    value = None
-    for i, word in enumerate(words):
-        if word == "--resume" and i + 1 < len(words):
-            value = words[i + 1]
-        elif word.startswith("--resume="):
-            value = word.removeprefix("--resume=")
-    if value is None:
-        return None
-    from paceline.run_dir import RunDir
-
-    return RunDir.open(value, task=words[0] if not words[0].startswith("-") else None)
-
-
-def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[str]]:
-    """The task's name, and the words without it: first, or --task NAME, or anywhere if it is a known one."""
-    from paceline.tasks import registry
-
-    for i, word in enumerate(words):
-        before = words[i - 1] if i else ""
-        named = before == "--task" or word.startswith("--task=")
-        takes_no_value = before in ("--headless", "--distributed") or ".no-" in before or "=" in before
-        free = takes_no_value or not before.startswith("--")
-        if named or (i == 0 and not word.startswith("-")) or (free and word in registry.names()):
-            task = word.removeprefix("--task=")
-            if stored not in (None, task):
-                raise UserError(f"the run to resume is of task {stored!r}, not {task!r}")
-            registry.find(task)
-            return task, words[: i - (before == "--task")] + words[i + 1 :]
-    return stored, words
-
-
-def _arguments_for(task: str, stored: "TrainConfig | None") -> type:
-    """`TrainArguments` with the task's own options, defaults from the task or from the run to resume."""
-    from paceline.config import PpoConfig, from_dict
-    from paceline.tasks import registry
-
-    entry = registry.find(task)
-    env, ppo, defaults = entry.task(), entry.ppo, {"max_iterations": entry.max_iterations}
-    if stored:
-        env = from_dict(entry.task, stored.env, f"options of task {task}")
-        names = {f.name for f in dataclasses.fields(TrainArguments)}
-        ppo, defaults = stored.ppo, {k: v for k, v in vars(stored).items() if k in names}
-        defaults["gpu_ids"] = tuple(str(gpu) for gpu in stored.gpu_ids) or ("none",)
-    own = [
-        (f.name, f.type, dataclasses.field(default=defaults.get(f.name, f.default)))
-        for f in dataclasses.fields(TrainArguments)
-    ]
-    groups = [("env", entry.task, dataclasses.field(default=env)), ("ppo", PpoConfig, dataclasses.field(default=ppo))]
-    kind = dataclasses.make_dataclass("Train", [*own, *groups], bases=(TrainArguments,), frozen=True)
-    kind.__doc__ = f"Train a policy for {task}: {entry.summary}."
-    return kind
-
-
-def _config(task: str, arguments: Any, stored: "TrainConfig | None") -> "TrainConfig":
-    from paceline.config import TrainConfig
-    from paceline.distributed.rank import choose_gpus
-    from paceline.tasks import registry
-
-    gpu_ids, entry = choose_gpus(arguments.gpu_ids, arguments.engine), registry.find(task)
-    num_envs = arguments.num_envs
-    if num_envs is None:
-        num_envs = entry.gpu_envs if gpu_ids else entry.cpu_envs
-    shared = {f.name for f in dataclasses.fields(TrainConfig)} & set(vars(arguments))
-    values = {name: getattr(arguments, name) for name in shared}
-    values |= {"env": dataclasses.asdict(arguments.env), "gpu_ids": gpu_ids, "num_envs": num_envs}
-    if stored and num_envs != stored.num_envs and arguments.total_envs == stored.total_envs:
-        values["total_envs"] = None
-    if arguments.torchrunx_log_dir is not None and arguments.worker_log_dir is None:
-        values["worker_log_dir"] = arguments.torchrunx_log_dir
-    return TrainConfig(task=task, **values)
-
-
 def _refuse_without_launcher() -> None:
     if "RANK" not in os.environ:
         raise UserError(
@@ -407,7 +272,7 @@ def _program(name: str) -> str:
 
 
 def _tasks(words: list[str], console: Console) -> int:
-    _parse(TasksArguments, words, "tasks")
+    parse(TasksArguments, words, "tasks")
     from rich.table import Table
 
     from paceline.tasks import registry
@@ -426,7 +291,7 @@ def _tasks(words: list[str], console: Console) -> int:
 
 
 def _play(words: list[str], console: Console) -> int:
-    arguments = _parse(PlayArguments, words, "play")
+    arguments = parse(PlayArguments, words, "play")
     from paceline.play import record
 
     shown = record(arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed)
@@ -438,7 +303,7 @@ def _play(words: list[str], console: Console) -> int:
 
 
 def _export(words: list[str], console: Console) -> int:
-    arguments = _parse(ExportArguments, words, "export")
+    arguments = parse(ExportArguments, words, "export")
     from paceline.export import export
 
     console.print(escape(str(export(arguments.run, arguments.format, arguments.output))))
@@ -446,7 +311,7 @@ def _export(words: list[str], console: Console) -> int:
 
 
 def _doctor(words: list[str], console: Console) -> int:
-    arguments = _parse(DoctorArguments, words, "doctor")
+    arguments = parse(DoctorArguments, words, "doctor")
     from paceline import doctor
 
     findings = doctor.examine(
@@ -464,27 +329,3 @@ def _doctor(words: list[str], console: Console) -> int:
     else:
         console.print(doctor.table(findings))
     return 1 if any(finding.status == "fails" for finding in findings) else 0
-
-
-def _parse(kind: type, words: list[str], command: str) -> Any:
-    """Help and values by tyro; what is wrong, in one line."""
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            parsed, rest = tyro.cli(kind, args=words, prog=f"paceline {command}", return_unknown_args=True)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise UserError(_unboxed(said.getvalue())) from None
-    if rest:
-        parser = tyro.extras.get_parser(kind, prog=f"paceline {command}")
-        known = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-        raise unknown("option", rest[0], known)
-    return parsed
-
-
-def _unboxed(text: str) -> str:
-    """The first paragraph of what tyro drew a box around."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in text.splitlines()[1:]]
-    end = lines.index("") if "" in lines else len(lines)
-    return " ".join(" ".join(lines[:end]).split())

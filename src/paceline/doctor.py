@@ -29,7 +29,7 @@ from rich.text import Text
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from paceline.config import above_zero, at_least_one
+from paceline.checks import above_zero, at_least_one
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.rank import Rank, choose_gpus, this_rank, usable_cores

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.build import build, fingerprint, fit
+from paceline.checks import flag
 from paceline.config import TrainConfig
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError
@@ -208,7 +209,7 @@ class Session:
         self.total_envs, self._restarts = total_envs, restarts
         self.worlds = shares(total_envs, self.rank.world_size)[self.rank.index]
         self.env, self.learner = build(config, group, self.worlds)
-        self.steps_per_iteration = total_envs * config.ppo.horizon
+        self.steps_per_iteration = total_envs * config.settings.horizon
         self.episodes = EpisodeMeans()
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
         self._first_iteration, self._saved_iteration = 0, -1
@@ -262,7 +263,7 @@ class Session:
         ]
         if not self.group.alone:
             lines += _introduce_ranks(members)
-            batch = self.steps_per_iteration // config.ppo.minibatches
+            batch = self.steps_per_iteration // config.settings.minibatches
             lines.append(f"  {batch:,} samples of all ranks in each update, over {self.group.backend}")
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
@@ -317,7 +318,7 @@ class Session:
             if not math.isfinite(value):
                 raise UnusableNumberError(
                     f"{name} became {value} in iteration {self.learner.iteration}: "
-                    "try a smaller --ppo.learning-rate, or resume from an earlier checkpoint"
+                    f"try a smaller {flag(self.config.settings, 'learning_rate')}, or resume from an earlier checkpoint"
                 )
         self.episodes.add(sums)
         self.totals["env_steps"] += self.steps_per_iteration

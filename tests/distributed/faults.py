@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.config import PpoConfig
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 

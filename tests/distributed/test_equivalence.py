@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.config import PpoConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.distributed.worlds import joined, shares
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import on_ranks
 

@@ -9,10 +9,11 @@ import torch
 from rich.console import Console
 
 from paceline import checkpoint
-from paceline.config import PpoConfig, TrainConfig
+from paceline.config import TrainConfig
 from paceline.distributed.worlds import cut, joined, shares
 from paceline.errors import UserError
 from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
 from paceline.train import train
 from tests.distributed.ranks import on_ranks
 
@@ -23,7 +24,7 @@ CONFIG = TrainConfig(
     seed=3,
     max_iterations=2,
     logger="none",
-    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    settings=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
 )
 
 

@@ -11,11 +11,12 @@ import torch
 from rich.console import Console
 
 from paceline import checkpoint
-from paceline.config import PpoConfig, TrainConfig
+from paceline.config import TrainConfig
 from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 from paceline.train import train
 
@@ -75,7 +76,9 @@ def test_nothing_in_an_iteration_waits_for_the_host():
 
 
 def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path):
-    config = TrainConfig("cartpole", {}, ppo=SMALL, gpu_ids=(0,), num_envs=64, max_iterations=6, checkpoint_every=3)
+    config = TrainConfig(
+        "cartpole", {}, settings=SMALL, gpu_ids=(0,), num_envs=64, max_iterations=6, checkpoint_every=3
+    )
     run, quiet = RunDir(tmp_path / "run"), Console(quiet=True)
     train(dataclasses.replace(config, max_iterations=3), run, quiet)
     train(config, run, quiet, checkpoint.newest(run.checkpoints))

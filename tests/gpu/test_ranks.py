@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.config import PpoConfig
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import on_ranks
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from paceline.config import PpoConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.config import PpoConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks import registry
 
 SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from paceline.config import PpoConfig
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
+from paceline.settings.ppo import PpoConfig
 
 SAMPLES, ACTIONS = 200, 3
 CONFIG = PpoConfig(entropy_weight=0.01, value_weight=0.5)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.config import PpoConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.returns import advantages
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
 SMALL = PpoConfig(horizon=8, epochs=2, minibatches=4, hidden=(16, 16))
@@ -111,6 +111,7 @@ class TwoSided:
 
     num_envs, first_world, actions, episode_steps, device = 16, 0, 2, 5, torch.device("cpu")
     log_names: tuple[str, ...] = ("length", "return")
+    control_seconds, capturable = 0.02, False
 
     def __init__(self) -> None:
         self._step = torch.zeros((), dtype=torch.int64)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.config import above_zero, at_least_one
+from paceline.checks import above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.graph import fuse
 from paceline.env.task import Task, Worlds
@@ -41,6 +41,7 @@ class RobotEnv:
     ):
         self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
         self.device, self.first_world = torch.device(device), first_world
+        self.capturable = self.device.type == "cuda"
         at_least_one("--env.decimation", task.decimation)
         above_zero("--env.episode-seconds", task.episode_seconds)
         self.sim: Sim = make_sim(task.model(), num_envs, engine, self.device, threads=threads)

@@ -37,7 +37,11 @@ class VecEnv(Protocol):
     """Width of an action."""
     episode_steps: int
     """The time limit, in steps."""
+    control_seconds: float
+    """Of the robot's time, from one step to the next."""
     device: torch.device
+    capturable: bool
+    """Whether `step` may be part of a CUDA graph, Warp's launches included."""
     log_names: tuple[str, ...]
     """What `Step.log` sums; "length" (steps) and "return" always."""
 

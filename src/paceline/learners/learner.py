@@ -12,17 +12,25 @@ class Learner(Protocol):
     """Iterations done."""
 
     def learn(self) -> dict[str, float]:
-        """One iteration: collect, update; return what to log. The only place where the host waits for the device."""
+        """One iteration: collect, update; return what to log, over all ranks: "episodes" that ended and the sum over
+        them of each of the env's `log_names`, "failures" and "overflows" as `VecEnv.faults`, losses, and this rank's
+        "seconds/collect" and "seconds/update"."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that the future depends on, the environment's state included: nested dicts of tensors and numbers."""
+        """All that the future depends on: nested dicts of tensors and numbers. "iteration" is how many are done, and
+        "worlds" what each of this rank's worlds has of its own, tensors [world, ...]; the rest is the same on all
+        ranks."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None: ...
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Of that, only what acts: enough to play and to export, in any number of worlds."""
+        ...
+
+    def sound(self) -> bool:
+        """Whether all that this rank's worlds gave in the latest iteration is finite."""
         ...
 
     def policy(self) -> nn.Module:

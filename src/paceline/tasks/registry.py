@@ -4,9 +4,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from paceline.config import PpoConfig
 from paceline.env.task import Task
 from paceline.errors import UserError, unknown
+from paceline.settings import LEARNERS, Settings
+from paceline.settings.ppo import PpoConfig
+from paceline.settings.rl_games import RlGamesConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
 
 ENTRY_POINTS = "paceline.tasks"
 
@@ -23,11 +27,20 @@ class TaskEntry:
     summary: str
     """One line for `paceline tasks`."""
     ppo: PpoConfig = field(default_factory=PpoConfig)
+    rsl_rl: RslRlConfig = field(default_factory=RslRlConfig)
+    rl_games: RlGamesConfig = field(default_factory=RlGamesConfig)
+    skrl: SkrlConfig = field(default_factory=SkrlConfig)
     max_iterations: int = 300
     cpu_envs: int = 256
     """Worlds per rank by default, on a CPU."""
     gpu_envs: int = 4096
     """Worlds per rank by default, on a GPU."""
+
+    def settings(self, learner: str) -> Settings:
+        """The task's, for a learner."""
+        if learner not in LEARNERS:
+            raise unknown("learner", learner, LEARNERS)
+        return getattr(self, LEARNERS[learner].settings.flags.replace("-", "_"))
 
 
 def names() -> list[str]:

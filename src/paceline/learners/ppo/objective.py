@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.config import PpoConfig
+from paceline.settings.ppo import PpoConfig
 
 Losses = tuple[Tensor, Tensor, Tensor, Tensor]
 """What to descend; and its parts: surrogate, value loss, entropy."""

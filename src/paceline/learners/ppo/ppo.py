@@ -5,15 +5,13 @@ random numbers are functions of (seed, world, step), so k ranks with N/k worlds 
 """
 
 import math
-import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paceline.config import LEARNING_RATES, PpoConfig
 from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, torch_threads
@@ -21,10 +19,12 @@ from paceline.distributed.statistics import RunningStatistics, sums
 from paceline.env import draw
 from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
+from paceline.learners.clock import Clock
 from paceline.learners.policies import fold_normalizer, mlp, plain
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
 from paceline.learners.ppo.twins import Twins
+from paceline.settings.ppo import LEARNING_RATES, PpoConfig
 
 # Numbers in a layer's output from which two threads were faster than one (measured: 1.05 times here, 1.2 at twice it).
 _SHARED_LAYER = 2**14
@@ -96,7 +96,8 @@ class Ppo:
         self._epochs = torch.zeros_like(self._steps)
         # Inference mode makes an operation on a CPU cheaper still than no_grad does; a compiler does not take it.
         without_autograd = torch.no_grad() if on_gpu else torch.inference_mode()
-        self._collect = capture(without_autograd(self._roll_out), device, warp=on_gpu)
+        collect = without_autograd(self._roll_out)
+        self._collect = capture(collect, device, warp=True) if env.capturable else collect
         update = without_autograd(self._update)
         self._improve = capture(update, device) if self._group.capturable else update
         # The formula where a compiler takes care of it, its hand-derived form where autograd would run it.
@@ -114,7 +115,7 @@ class Ppo:
     # One iteration
 
     def learn(self) -> dict[str, float]:
-        clock = _Clock(self.env.device)
+        clock = Clock(self.env.device)
         self._rollout = self._collect()
         clock.lap()
         with torch_threads(self._update_threads()):
@@ -176,9 +177,13 @@ class Ppo:
         self._share = (own[0] / head[0]).float()
         self._finish(samples, head)
         losses: list[Tensor] = []
-        for order in self._orders():
-            for minibatch in samples.index_select(0, order).chunk(config.minibatches):
-                losses.extend(self._descend(minibatch, rollout.log_std))
+        minibatches = self._minibatches(samples)
+        minibatch = next(minibatches)
+        while minibatch is not None:
+            finish = self._over_all_ranks(self._differentiate(minibatch, rollout.log_std))
+            # Gathered while the sum over all ranks is under way.
+            minibatch = next(minibatches, None)
+            losses.extend(self._descend(finish()))
         count, _, moments, sums = self._take_head_apart(head)
         for statistics, group_moments in zip(self.normalizers.values(), moments, strict=True):
             statistics.merge(count, group_moments)
@@ -257,21 +262,32 @@ class Ppo:
         order = keys.argsort(dim=-1).transpose(1, 2) * self.env.num_envs
         return (order + torch.arange(self.env.num_envs, device=self.env.device)).flatten(1)
 
-    def _descend(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
+    def _minibatches(self, samples: Tensor) -> Iterator[Tensor]:
+        """Of all epochs, one after the other."""
+        for order in self._orders():
+            for part in order.chunk(self.config.minibatches):
+                yield samples.index_select(0, part)
+
+    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """Begin to sum gradient and losses over the samples of all ranks, in one collective: each rank's count by their
+        number. The function that is returned waits for it, and returns the losses."""
+        if self._group.alone:
+            return lambda: losses
+        torch.stack(losses, out=self._flat.beside)
+        self._flat.message.mul_(self._share)
+        wait = self._group.begin_sum_(self._flat.message)
+
+        def finish() -> tuple[Tensor, ...]:
+            wait()
+            return self._flat.beside.clone().unbind(0)
+
+        return finish
+
+    def _descend(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """One gradient step; returns `_LOSS_NAMES` and `_NORM_NAMES`."""
-        losses = self._differentiate(minibatch, old_log_std)
-        if not self._group.alone:
-            losses = self._over_all_ranks(losses)
         norms = self._tame(losses[-1])
         self._step()
         return *losses, *norms
-
-    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Gradient and losses over the samples of all ranks, in one collective: each rank's count by their number."""
-        torch.stack(losses, out=self._flat.beside)
-        self._flat.message.mul_(self._share)
-        self._group.sum_(self._flat.message)
-        return self._flat.beside.clone().unbind(0)
 
     def _differentiate_compiled(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Puts the gradient into place; returns `_LOSS_NAMES`."""
@@ -385,24 +401,3 @@ class Ppo:
         self._networks.load_state_dict(state["networks"])
         for group, statistics in self.normalizers.items():
             statistics.load_state(state["normalizers"][group])
-
-
-class _Clock:
-    """Seconds between laps, without making the device wait."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._marks: list[Any] = []
-        self.lap()
-
-    def lap(self) -> None:
-        if self._cuda:
-            mark = torch.cuda.Event(enable_timing=True)
-            mark.record()
-            self._marks.append(mark)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def laps(self) -> list[float]:
-        """To be called once the device is known to be done."""
-        return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]

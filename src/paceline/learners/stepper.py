@@ -1,0 +1,128 @@
+"""An env one step at a time, for learners that decide between steps; and what all of these have in common."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.distributed.group import Group
+from paceline.env.graph import capture
+from paceline.env.vec_env import Step, VecEnv
+from paceline.learners.clock import Clock
+
+_FAULT_NAMES = ("failures", "overflows")
+
+
+class Stepper:
+    """Steps an env, on CUDA by one graph, and keeps what a library should not have to: the latest observations, the
+    sums over episodes that ended, and the seed of each iteration."""
+
+    def __init__(self, env: VecEnv, seed: int, group: Group):
+        self.env, self.group, self._seed = env, group, seed
+        self._latest = {name: obs.clone() for name, obs in env.reset().items()}
+        self._actions = torch.zeros(env.num_envs, env.actions, device=env.device)
+        self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
+        self._sound = torch.ones((), dtype=torch.bool, device=env.device)
+        self._graph = capture(self._take_step, env.device, warp=True) if env.capturable else None
+
+    @property
+    def obs(self) -> dict[str, Tensor]:
+        """What to act on next, by group; fresh."""
+        return {name: obs.clone() for name, obs in self._latest.items()}
+
+    def widths(self) -> dict[str, int]:
+        """Of each group of observations."""
+        return {name: obs.shape[1] for name, obs in self._latest.items()}
+
+    def begin(self, iteration: int, steps: int) -> None:
+        """An iteration of so many steps. Torch's own generator, which the libraries draw from, starts anew in each, so
+        that nothing of it need be saved; and differently on each rank."""
+        mixed = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
+        # Multiplied by odd constants that spread neighbours apart, modulo 2^64.
+        spread = (mixed * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
+        torch.manual_seed(int(spread) % 2**63)
+        self._tally.zero_()
+        self._sound.fill_(True)
+        if self._graph is None:
+            self.env.prefetch(steps)
+
+    @torch.no_grad()
+    def step(self, actions: Tensor) -> Step:
+        """Every tensor is fresh: libraries keep some, and write into others."""
+        self._actions.copy_(actions)
+        if self._graph is None:
+            return self._take_step()
+        step = self._graph()
+        return Step(
+            {name: obs.clone() for name, obs in step.obs.items()},
+            step.reward.clone(),
+            step.terminated.clone(),
+            step.truncated.clone(),
+            {name: obs.clone() for name, obs in step.final_obs.items()},
+            step.log,
+        )
+
+    def report(self, losses: dict[str, float | Tensor], clock: Clock) -> dict[str, float]:
+        """An iteration's numbers over all ranks, as `Learner.learn` returns them: episodes, faults, the mean of each
+        loss, in one collective; and this rank's seconds."""
+        values = [torch.as_tensor(value, dtype=torch.float64, device=self._tally.device) for value in losses.values()]
+        own = torch.stack([value.detach().mean() for value in values]) / self.group.size
+        summed = self.group.sum_(torch.cat((self._tally, self.env.faults().double(), own)))
+        names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *losses)
+        found = dict(zip(names, summed.tolist(), strict=True))
+        collect, update = clock.laps()
+        return found | {"seconds/collect": collect, "seconds/update": update}
+
+    def sound(self) -> bool:
+        """Whether all that this rank's worlds gave in the latest iteration is finite."""
+        return bool(self._sound)
+
+    def state(self) -> dict[str, Any]:
+        """The worlds' part of `Learner.state`."""
+        return {"obs": self.obs, "env": self.env.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, obs in self._latest.items():
+            obs.copy_(state["obs"][name])
+        self.env.load_state(state["env"])
+
+    def _take_step(self) -> Step:
+        step = self.env.step(self._actions)
+        for name, obs in step.obs.items():
+            self._latest[name].copy_(obs)
+            self._sound &= obs.isfinite().all()
+        self._sound &= step.reward.isfinite().all()
+        done = (step.terminated | step.truncated).unsqueeze(1)
+        ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
+        self._tally += ended.sum(0)
+        return step
+
+
+def same_on_all_ranks(group: Group, tensors: list[Tensor]) -> None:
+    """Give each tensor the main rank's values, in place."""
+    for tensor in tensors:
+        # Exact, because all others add zeros.
+        shared = tensor.detach().clone() if group.rank.is_main else torch.zeros_like(tensor)
+        tensor.detach().copy_(group.sum_(shared))
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """As nested dicts with words for keys, as a checkpoint holds them."""
+    found = optimizer.state_dict()
+    return {
+        "learning_rate": [float(group["lr"]) for group in found["param_groups"]],
+        "parameters": {
+            str(index): {name: torch.as_tensor(value).clone() for name, value in moments.items()}
+            for index, moments in found["state"].items()
+        },
+    }
+
+
+def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    whole = optimizer.state_dict()
+    for group, rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
+        # A tensor where the optimiser itself is part of a graph.
+        group["lr"] = torch.as_tensor(rate).to(group["lr"]) if isinstance(group["lr"], Tensor) else rate
+    whole["state"] = {int(index): moments for index, moments in state.get("parameters", {}).items()}
+    optimizer.load_state_dict(whole)

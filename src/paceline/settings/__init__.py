@@ -1,0 +1,62 @@
+"""What can learn, what it needs, and its own settings. The packages are imported by the adapters alone."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import ClassVar, Protocol
+
+from paceline.errors import UserError
+from paceline.settings.ppo import PpoConfig
+from paceline.settings.rl_games import RlGamesConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
+
+
+class Settings(Protocol):
+    """A learner's own, as a frozen dataclass whose fields have the library's names."""
+
+    flags: ClassVar[str]
+    """On the command line they are --FLAGS.NAME."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps per world and iteration."""
+        ...
+
+    @property
+    def minibatches(self) -> int:
+        """Parts of a pass over an iteration's samples."""
+        ...
+
+    def check(self) -> None:
+        """Refuse what cannot work."""
+        ...
+
+
+@dataclass(frozen=True)
+class LearnerKind:
+    """A learner that a run can name."""
+
+    settings: type[Settings]
+    adapter: str
+    """module:class, with a constructor (env, settings, seed, group)."""
+    packages: tuple[str, ...] = ()
+    """What it imports beyond the default install."""
+    extra: str = ""
+    """The extra that brings them."""
+
+    def check_installed(self) -> None:
+        for package in self.packages:
+            if find_spec(package) is None:
+                raise UserError(
+                    f"this learner needs the package {package}, which is not installed: "
+                    f"pip install 'paceline[{self.extra}]'"
+                )
+
+
+LEARNERS = {
+    "ppo": LearnerKind(PpoConfig, "paceline.learners.ppo:Ppo"),
+    "rsl_rl": LearnerKind(RslRlConfig, "paceline.learners.rsl_rl:RslRl", ("rsl_rl",), "rsl-rl"),
+    "rl_games": LearnerKind(RlGamesConfig, "paceline.learners.rl_games:RlGames", ("rl_games",), "rl-games"),
+    "skrl": LearnerKind(SkrlConfig, "paceline.learners.skrl_torch:SkrlTorch", ("skrl",), "skrl"),
+    "skrl_jax": LearnerKind(SkrlConfig, "paceline.learners.skrl_jax:SkrlJax", ("skrl", "jax", "flax", "optax"), "jax"),
+}

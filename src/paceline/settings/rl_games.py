@@ -1,0 +1,70 @@
+"""RL-Games' settings, under its own names."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from paceline.checks import above_zero, at_least_one, flag, not_negative, widths, within_unit
+from paceline.errors import UserError
+
+
+@dataclass(frozen=True)
+class RlGamesConfig:
+    """RL-Games' continuous A2C with PPO's objective; the defaults suit locomotion."""
+
+    flags: ClassVar[str] = "rl-games"
+
+    horizon_length: int = 24
+    """Steps per world and iteration."""
+    minibatch_size_per_env: int = 6
+    """Of these steps, how many go into a minibatch; it must divide the horizon."""
+    mini_epochs: int = 5
+    units: tuple[int, ...] = (256, 128, 64)
+    """Widths of the hidden layers that actor and critic share."""
+    activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = "elu"
+    separate: bool = False
+    """Whether actor and critic have layers of their own."""
+    normalize_input: bool = True
+    normalize_value: bool = True
+    normalize_advantage: bool = True
+    value_bootstrap: bool = True
+    """Whether an episode cut by its time limit counts as going on."""
+    learning_rate: float = 1e-3
+    lr_schedule: Literal["adaptive", "linear", "none"] = "adaptive"
+    schedule_type: Literal["legacy", "standard"] = "legacy"
+    """Whether the learning rate follows each minibatch or each epoch."""
+    kl_threshold: float = 0.01
+    gamma: float = 0.99
+    tau: float = 0.95
+    e_clip: float = 0.2
+    clip_value: bool = True
+    critic_coef: float = 2.0
+    entropy_coef: float = 0.0
+    bounds_loss_coef: float = 0.0
+    grad_norm: float = 1.0
+    truncate_grads: bool = True
+    reward_scale: float = 1.0
+    """What rewards are multiplied by before learning; the metrics show them as they were."""
+
+    @property
+    def horizon(self) -> int:
+        return self.horizon_length
+
+    @property
+    def minibatches(self) -> int:
+        return self.horizon_length // self.minibatch_size_per_env
+
+    def check(self) -> None:
+        for name in ("horizon_length", "minibatch_size_per_env", "mini_epochs"):
+            at_least_one(flag(self, name), getattr(self, name))
+        if self.horizon_length % self.minibatch_size_per_env:
+            raise UserError(
+                f"--rl-games.minibatch-size-per-env {self.minibatch_size_per_env} does not divide "
+                f"--rl-games.horizon-length {self.horizon_length}"
+            )
+        widths(flag(self, "units"), self.units)
+        for name in ("learning_rate", "kl_threshold", "e_clip", "grad_norm", "reward_scale"):
+            above_zero(flag(self, name), getattr(self, name))
+        for name in ("gamma", "tau"):
+            within_unit(flag(self, name), getattr(self, name))
+        for name in ("critic_coef", "entropy_coef", "bounds_loss_coef"):
+            not_negative(flag(self, name), getattr(self, name))
