@@ -53,7 +53,7 @@ def main() -> None:
     columns = max(rows, key=len)
     table = Table(*columns, title=f"cartpole on {args.device}, env steps/s")
     for row in rows:
-        table.add_row(*(_show(row.get(column, "")) for column in columns))
+        table.add_row(*(rates.show(row.get(column, "")) for column in columns))
     Console(width=120).print(table)
 
 
@@ -68,12 +68,6 @@ def measure(task: Cartpole, ppo: PpoConfig, num_envs: int, device: torch.device,
         "collect/physics": collect / physics,
         "train/physics": train / physics,
     }
-
-
-def _show(value: object) -> str:
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:,.0f}" if value > 100 else f"{value:.2f}"
 
 
 if __name__ == "__main__":

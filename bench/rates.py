@@ -20,6 +20,7 @@ from paceline.distributed.rank import tune_torch
 from paceline.env.graph import capture
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task
+from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
 from paceline.settings.ppo import PpoConfig
 
@@ -48,15 +49,19 @@ class Iterations:
 def paceline(
     task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, engine: str = "auto"
 ) -> Iterations:
-    """The device is idle at the end of each iteration; what is not collection counts as update."""
+    """The native learner. The device is idle at the end of each iteration; what is not collection counts as update."""
     tune_torch(device)
-    learner = Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0)
+    return learning(Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0), num_envs * ppo.horizon, iterations)
+
+
+def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
+    """Of `steps` env steps each."""
     collection, update = [], []
     for _ in range(iterations):
         began = time.perf_counter()
         collection.append(learner.learn()["seconds/collect"])
         update.append(time.perf_counter() - began - collection[-1])
-    return Iterations(num_envs * ppo.horizon, collection, update)
+    return Iterations(steps, collection, update)
 
 
 def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
@@ -123,3 +128,10 @@ def write(name: str, **figures: Any) -> None:
     heading = {"date": date.today().isoformat(), "machine": machine, "versions": versions}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(heading | figures, indent=2) + "\n")
+
+
+def show(value: object) -> str:
+    """A rate or a ratio, for a table."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value > 100 else f"{value:.2f}"

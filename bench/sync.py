@@ -137,7 +137,7 @@ class RslRl(Paceline):
         dist.broadcast(told, src=0)
         self._ranks.collectives += 1
         self._rate = told.item()
-        self._learning_rate.fill_(self._rate)
+        self._adam.learning_rate.fill_(self._rate)
         self._stop()
         return kl
 

@@ -15,6 +15,7 @@ from paceline.errors import UserError, unknown
 if TYPE_CHECKING:
     from paceline.config import TrainConfig
     from paceline.run_dir import RunDir
+    from paceline.settings.native import Native
 
 # Heavy imports (torch, MuJoCo) stand inside the functions, so that help comes at once.
 
@@ -87,6 +88,8 @@ class Order:
     config: "TrainConfig"
     run: "RunDir | None"
     """The one to resume."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of how the words were taken, a line each."""
 
 
 def read(words: list[str]) -> Order:
@@ -99,19 +102,24 @@ def read(words: list[str]) -> Order:
         raise UserError("no task given: paceline train TASK, where `paceline tasks` lists the tasks")
     learner = _learner(words, stored)
     rest = [word for word in rest if not word.startswith("--ml_framework=")]
-    kind = _arguments_for(task, learner, _value(words, "--learner-config"), stored)
-    arguments = parse(kind, rest, f"train {task}")
-    return Order(task, arguments, _config(task, learner, arguments, stored), run)
+    native, notes = None, ()
+    file = _value(words, "--learner-config")
+    if file:
+        if stored:
+            raise UserError(f"--learner-config {file} with --resume: the run has its settings; change them by flags")
+        native = _native(Path(file), task, learner, rest)
+        notes = (f"{file}: Paceline itself sees to {', '.join(native.ours)}",) if native.ours else ()
+    arguments = parse(_arguments_for(task, learner, native, stored), rest, f"train {task}")
+    return Order(task, arguments, _config(task, learner, arguments, stored), run, notes)
 
 
 def _value(words: list[str], flag: str) -> str | None:
-    """Of a flag that must be known before the rest can be read."""
+    """Of a flag that must be known before the rest can be read; - and _ are the same in it, as they are to tyro."""
     value = None
     for i, word in enumerate(words):
-        if word == flag and i + 1 < len(words):
-            value = words[i + 1]
-        elif word.startswith(f"{flag}="):
-            value = word.removeprefix(f"{flag}=")
+        name, equals, after = word.partition("=")
+        if name.replace("_", "-") == flag and (equals or i + 1 < len(words)):
+            value = after if equals else words[i + 1]
     return value
 
 
@@ -119,7 +127,7 @@ def _learner(words: list[str], stored: "TrainConfig | None") -> str:
     learner = _value(words, "--learner") or (stored.learner if stored else "ppo")
     if learner not in LEARNER_NAMES:
         raise unknown("learner", learner, LEARNER_NAMES)
-    framework = _value(words, "--ml_framework") or _value(words, "--ml-framework")
+    framework = _value(words, "--ml-framework")
     if framework == "jax":
         if learner not in ("skrl", "skrl_jax"):
             raise UserError(f"--ml_framework jax with --learner {learner}: only skrl has JAX; use --learner skrl")
@@ -157,7 +165,22 @@ def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[s
     return stored, words
 
 
-def _arguments_for(task: str, learner: str, file: str | None, stored: "TrainConfig | None") -> type:
+def _native(file: Path, task: str, learner: str, rest: list[str]) -> "Native":
+    """The library's own file, with what the flags say over it."""
+    from paceline.checks import flag
+    from paceline.settings import native
+    from paceline.tasks import registry
+
+    # Read twice, first without the file: some of its values depend on the number of worlds, and on other flags.
+    plain = [word for word in rest if word not in ("-h", "--help")]
+    arguments = parse(_arguments_for(task, learner, None, None), plain, f"train {task}")
+    base = registry.find(task).settings(learner)
+    flagged = getattr(arguments, base.flags.replace("-", "_"))
+    given = {name: value for name, value in vars(flagged).items() if _value(rest, flag(base, name)) is not None}
+    return native.read(learner, file, base, given, None if arguments.total_envs else _worlds(task, arguments))
+
+
+def _arguments_for(task: str, learner: str, native: "Native | None", stored: "TrainConfig | None") -> type:
     """`TrainArguments` with the task's and the learner's own options; defaults from the task, from the library's own
     configuration file, or from the run to resume."""
     from paceline.checks import from_dict
@@ -166,8 +189,8 @@ def _arguments_for(task: str, learner: str, file: str | None, stored: "TrainConf
     entry = registry.find(task)
     env, settings = entry.task(), entry.settings(learner)
     defaults: dict[str, Any] = {"max_iterations": entry.max_iterations, "learner": learner}
-    if stored and file:
-        raise UserError(f"--learner-config {file} with --resume: the run has its settings; change them by flags")
+    if native:
+        settings, defaults = native.settings, defaults | native.run
     if stored:
         env = from_dict(entry.task, stored.env, f"options of task {task}")
         names = {f.name for f in dataclasses.fields(TrainArguments)}
@@ -186,15 +209,24 @@ def _arguments_for(task: str, learner: str, file: str | None, stored: "TrainConf
     return kind
 
 
+def _worlds(task: str, arguments: Any) -> int:
+    """Per rank."""
+    from paceline.distributed.rank import choose_gpus
+    from paceline.tasks import registry
+
+    if arguments.num_envs is not None:
+        return arguments.num_envs
+    entry = registry.find(task)
+    return entry.gpu_envs if choose_gpus(arguments.gpu_ids, arguments.engine) else entry.cpu_envs
+
+
 def _config(task: str, learner: str, arguments: Any, stored: "TrainConfig | None") -> "TrainConfig":
     from paceline.config import TrainConfig
     from paceline.distributed.rank import choose_gpus
     from paceline.tasks import registry
 
     gpu_ids, entry = choose_gpus(arguments.gpu_ids, arguments.engine), registry.find(task)
-    num_envs = arguments.num_envs
-    if num_envs is None:
-        num_envs = entry.gpu_envs if gpu_ids else entry.cpu_envs
+    num_envs = _worlds(task, arguments)
     settings = getattr(arguments, entry.settings(learner).flags.replace("-", "_"))
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & set(vars(arguments))
     values = {name: getattr(arguments, name) for name in shared}

@@ -8,28 +8,53 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from paceline import checkpoint
 from paceline.checks import from_dict
 from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
+from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
 from paceline.learners.learner import Learner
 from paceline.run_dir import RunDir
 from paceline.settings import LEARNERS
+from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
+from paceline.tasks.registry import TaskEntry
 from paceline.versions import versions
 
 
-def build(config: TrainConfig, group: Group, worlds: range) -> tuple[RobotEnv, Learner]:
-    """The env and the learner of a run, with fresh weights, for some of its worlds."""
+def build(config: TrainConfig, group: Group, worlds: range, drawn: bool = False) -> tuple[VecEnv, Learner]:
+    """The env and the learner of a run, with fresh weights, for some of its worlds; one that can be `drawn`, if so
+    asked."""
     entry = registry.find(config.task)
     task = from_dict(entry.task, config.env, f"options of task {config.task}")
     device, threads = group.rank.device, group.rank.cores
-    env = RobotEnv(task, len(worlds), config.engine, device, config.seed, first_world=worlds.start, threads=threads)
+    placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_world": worlds.start}
+    engine_of(config, device)
+    if isinstance(entry, TaskEntry):
+        env = RobotEnv(task, engine=config.engine, threads=threads, **placed)
+    elif not drawn:
+        env = entry.make(task, **placed)
+    elif entry.drawn:
+        env = entry.drawn(task, **placed)
+    else:
+        raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
     module, name = LEARNERS[config.learner].adapter.split(":")
     return env, getattr(import_module(module), name)(env, config.settings, config.seed, group)
+
+
+def engine_of(config: TrainConfig, device: torch.device) -> str:
+    """What moves the worlds of a run."""
+    entry = registry.find(config.task)
+    if isinstance(entry, TaskEntry):
+        return choose_engine(config.engine, device)
+    if config.engine not in ("auto", entry.engine):
+        raise UserError(f"--engine {config.engine}: {config.task} has an engine of its own; leave --engine out")
+    return entry.engine
 
 
 def fingerprint(config: TrainConfig) -> dict[str, str]:
@@ -65,13 +90,13 @@ def fit(load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: s
         raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}") from None
 
 
-def trained(run: str, seed: int = 0) -> tuple[RobotEnv, Learner, RunDir]:
+def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learner, RunDir]:
     """A run's policy in one world, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
-    config = dataclasses.replace(opened.config(), engine="mujoco", gpu_ids=(), seed=seed)
+    config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
     config.check()
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)["learner"]
-    env, learner = build(config, Group(Rank()), range(1))
+    env, learner = build(config, Group(Rank()), range(1), drawn)
     fit(learner.load_policy, saved, str(file))
     return env, learner, opened

@@ -95,6 +95,10 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
     try:
+        if "JAX_RANK" in os.environ:
+            from paceline.distributed.rank import adopt_jax_launcher
+
+            adopt_jax_launcher()
         code = _dispatch(sys.argv[1:], console)
     except UserError as error:
         # Ranks refuse alike: one voice is enough.
@@ -165,6 +169,8 @@ def _train(words: list[str], console: Console) -> int:
     if not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx"):
         return _launch(words, arguments, config, run, resumed=resume_from is not None, ranks=ranks)
     main = os.environ.get("RANK", "0") == "0"
+    for note in order.notes if main else ():
+        console.print(escape(note))
     try:
         result = train(config, run, console, resume_from)
     except TrainingFailedError as error:

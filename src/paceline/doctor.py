@@ -37,7 +37,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.run_dir import RUNS
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import TaskEntry
+from paceline.tasks.registry import Entry, EnvEntry
 from paceline.versions import versions
 
 T = TypeVar("T")
@@ -385,7 +385,7 @@ def _run_dir(run_dir: Path | None, rank: Rank) -> Finding:
 # Memory
 
 
-def _memory_fit(entry: TaskEntry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
+def _memory_fit(entry: Entry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
     """For `sharers` ranks in one memory: a host's, or a GPU's."""
     on_gpu = device.type == "cuda"
     worlds = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
@@ -397,10 +397,14 @@ def _memory_fit(entry: TaskEntry, num_envs: int | None, engine: str, device: tor
     return _fit(worlds, small - few * per_world, per_world, free, sharers)
 
 
-def _least_bytes(entry: TaskEntry, worlds: int, engine: str) -> int:
+def _least_bytes(entry: Entry, worlds: int, engine: str) -> int:
     """The env's state, its engine's arrays, one rollout, and a layer's input and output as the critic looks at it all.
     Networks, further copies, compiled code and what the libraries take for themselves come on top."""
-    env = RobotEnv(entry.task(), worlds, "mujoco")
+    options = entry.task()
+    if isinstance(entry, EnvEntry):
+        env = entry.make(options, num_envs=worlds, device=torch.device("cpu"), seed=0, first_world=0)
+    else:
+        env = RobotEnv(options, worlds, "mujoco")
     env.reset()
     step = env.step(torch.zeros(worlds, env.actions))
     seen = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
@@ -408,7 +412,7 @@ def _least_bytes(entry: TaskEntry, worlds: int, engine: str) -> int:
     # Floats beside what the env gives: actions, their means, their noise; and the layers, for `obs` and `final_obs`.
     step_bytes += 4 * worlds * (3 * env.actions + 2 * 2 * max(entry.ppo.hidden))
     state_bytes = sum(tensor.nbytes for tensor in env.state().values())
-    engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" else 0
+    engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" and isinstance(env, RobotEnv) else 0
     return state_bytes + engine_bytes + entry.ppo.horizon * step_bytes
 
 

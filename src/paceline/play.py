@@ -1,18 +1,19 @@
 """A trained policy at work, as a video; drawn without a screen."""
 
 import copy
-import functools
 import importlib
 import io
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import av
 import mujoco
@@ -24,6 +25,7 @@ from rich.progress import track
 from paceline.build import trained
 from paceline.distributed.gpus import egl_index, gpu_uuid
 from paceline.env.robot_env import RobotEnv
+from paceline.env.vec_env import DrawnEnv, VecEnv
 from paceline.errors import UserError
 from paceline.run_dir import write_atomically
 
@@ -52,15 +54,15 @@ class Shown:
 def record(run: str, video: Path | None, seconds: float, width: int, height: int, seed: int) -> Shown:
     """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4."""
     _check(video, seconds, width, height)
-    env, learner, opened = trained(run, seed)
+    env, learner, opened = trained(run, seed, drawn=True)
     file = video or opened.videos / f"iteration_{learner.iteration:04d}.mp4"
     _check_place(file)
 
     steps = max(1, round(seconds / env.control_seconds))
     act = _Act(env, learner.policy(), steps)
     stride, rate = frame_rate(env.control_seconds)
-    with Camera(env.sim.model, width, height) as camera:
-        content = _encode((camera.picture(world) for world in act.play(stride)), width, height, rate)
+    with _painter(env, width, height) as picture:
+        content = _encode((picture() for _ in act.play(stride)), width, height, rate)
     _write(file, content)
     return Shown(file, steps * env.control_seconds, act.episodes, act.total_reward / steps)
 
@@ -76,26 +78,70 @@ def frame_rate(control_seconds: float) -> tuple[int, Fraction]:
 class _Act:
     """The policy in world 0, one control step after another."""
 
-    def __init__(self, env: RobotEnv, policy: torch.nn.Module, steps: int):
+    def __init__(self, env: VecEnv, policy: torch.nn.Module, steps: int):
         self._env, self._policy, self._steps = env, policy, steps
         self.episodes, self.total_reward = 0, 0.0
 
     @torch.inference_mode()
-    def play(self, stride: int) -> Iterator[mujoco.MjData]:
-        """The state before every `stride`-th step; where an episode ends, the next begins."""
-        env, world = self._env, mujoco.MjData(self._env.sim.model)
+    def play(self, stride: int) -> Iterator[None]:
+        """Pauses before every `stride`-th step; where an episode ends, the next begins."""
+        env = self._env
         obs = env.reset()
         console = Console(stderr=True)
         for step in track(
             range(self._steps), "drawing", console=console, transient=True, disable=not console.is_terminal
         ):
             if step % stride == 0:
-                _copy_state(env, world)
-                yield world
+                yield
             result = env.step(self._policy(obs["policy"]))
             obs = result.obs
             self.total_reward += result.reward.item()
             self.episodes += int((result.terminated | result.truncated).item())
+
+
+@contextmanager
+def _painter(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.ndarray]]:
+    """Draws world 0 as it is when called; RGB, uint8 [height, width, 3]."""
+    if not isinstance(env, RobotEnv):
+        # By `trained`, where an env is to be drawn.
+        yield partial(_own_picture, cast("DrawnEnv", env), width, height)
+        return
+    world = mujoco.MjData(env.sim.model)
+    with Camera(env.sim.model, width, height) as camera:
+
+        def picture() -> np.ndarray:
+            _copy_state(env, world)
+            return camera.picture(world)
+
+        yield picture
+
+
+def _own_picture(env: DrawnEnv, width: int, height: int) -> np.ndarray:
+    """As large as fits, on black."""
+    _prepare_libraries()
+    try:
+        drawn = env.picture()
+    except Exception as error:
+        # Each simulator fails in its own way; what it needs, it says itself.
+        raise UserError(f"the environment cannot be drawn: {' '.join(str(error).split())}") from error
+    scale = min(width / drawn.shape[1], height / drawn.shape[0])
+    rows, columns = (max(1, round(scale * size)) for size in drawn.shape[:2])
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(drawn), format="rgb24")
+    small = frame.reformat(width=columns, height=rows).to_ndarray()
+    canvas = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    canvas[top : top + rows, left : left + columns] = small
+    return canvas
+
+
+@cache
+def _prepare_libraries() -> None:
+    """What others' envs draw with is told by the environment alone: MuJoCo's GL library, and pygame to be quiet."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
+        # Not every env draws with MuJoCo.
+        with suppress(UserError):
+            os.environ["MUJOCO_GL"] = _working_gl_library()
 
 
 def _copy_state(env: RobotEnv, world: mujoco.MjData) -> None:
@@ -178,7 +224,7 @@ def _gl_context_class() -> Any:
     return importlib.import_module(f"mujoco.{library}").GLContext
 
 
-@functools.cache
+@cache
 def _working_gl_library() -> str:
     # Tried in processes of their own: once one has failed, no other can be loaded beside it.
     trial = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 16, 16).close()"

@@ -16,7 +16,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from paceline import checkpoint
-from paceline.build import build, fingerprint, fit
+from paceline.build import build, engine_of, fingerprint, fit
 from paceline.checks import flag
 from paceline.config import TrainConfig
 from paceline.distributed import worker_log
@@ -29,7 +29,6 @@ from paceline.errors import UserError
 from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
-from paceline.sim.simulation import choose_engine
 from paceline.versions import versions
 
 # Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
@@ -257,7 +256,7 @@ class Session:
         )
         lines = [
             f"[bold]{config.task}[/]: {self.total_envs} worlds on {where}, "
-            f"engine {choose_engine(config.engine, self.rank.device)}, {config.learner}, seed {config.seed}",
+            f"engine {engine_of(config, self.rank.device)}, {config.learner}, seed {config.seed}",
             f"{config.max_iterations} iterations of {self.steps_per_iteration:,} env steps{start}{again} "
             f"-> [bold]{escape(str(run.path))}[/]",
         ]
@@ -363,7 +362,7 @@ class Session:
             "cause": cause,
             "task": config.task,
             "learner": config.learner,
-            "engine": choose_engine(config.engine, self.rank.device),
+            "engine": engine_of(config, self.rank.device),
             "device": str(self.rank.device),
             "world_size": self.rank.world_size,
             "num_envs": len(self.worlds),

@@ -97,7 +97,7 @@ def test_worlds_act_the_same_however_they_are_spread_over_ranks():
 def test_the_learning_rate_follows_the_divergence(kl: float, factor: float):
     learner = make()
     learner._clip_and_adapt(torch.tensor(kl))
-    assert float(learner._learning_rate) == pytest.approx(SMALL.learning_rate * factor, rel=1e-5)
+    assert float(learner._adam.learning_rate) == pytest.approx(SMALL.learning_rate * factor, rel=1e-5)
 
 
 def test_a_desired_divergence_of_zero_keeps_the_learning_rate():

@@ -44,6 +44,28 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+_JAX_LAUNCHER = {
+    "RANK": "JAX_RANK",
+    "WORLD_SIZE": "JAX_WORLD_SIZE",
+    "LOCAL_RANK": "JAX_LOCAL_RANK",
+    "MASTER_ADDR": "JAX_COORDINATOR_ADDR",
+    "MASTER_PORT": "JAX_COORDINATOR_PORT",
+}
+"""What skrl's launcher for JAX calls a launcher's variables."""
+
+
+def adopt_jax_launcher() -> None:
+    """Take what skrl's launcher for JAX says for what torch's says. How many ranks the host has, it does not say."""
+    if "RANK" in os.environ or "JAX_RANK" not in os.environ:
+        return
+    if missing := [name for name in _JAX_LAUNCHER.values() if name not in os.environ]:
+        raise UserError(
+            f"JAX_RANK is set, but not {' '.join(missing)}: start the ranks with python -m skrl.utils.distributed.jax, "
+            "or unset it to train alone"
+        )
+    os.environ.update({name: os.environ[theirs] for name, theirs in _JAX_LAUNCHER.items()})
+
+
 def launch_id() -> str | None:
     """What an elastic launcher calls the run; it stays the same when ranks are started anew."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +61,20 @@ class VecEnv(Protocol):
         """How many worlds blew up, and in how many steps a world ran out of contacts, since the start; float32 [2]."""
         ...
 
-    def state(self) -> dict[str, Tensor]: ...
+    def state(self) -> dict[str, Tensor]:
+        """Tensors [world, ...], and scalars that are common to all worlds; among them "episode_step", the steps of each
+        world's running episode."""
+        ...
 
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
+    def load_state(self, state: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """Go on from `state`, where the policy acts on what it saw last; or, in an env that cannot, start new episodes
+        and return their first observations."""
+        ...
+
+
+class DrawnEnv(VecEnv, Protocol):
+    """An env that a video can be made of."""
+
+    def picture(self) -> np.ndarray:
+        """World 0 as it is now: RGB, uint8 [height, width, 3], of any size."""
+        ...

@@ -1,19 +1,35 @@
-"""RSL-RL's PPO on our envs and ranks. Its runner, which logs and saves by itself, is not used."""
+"""RSL-RL's PPO on our envs and ranks: its networks, its storage, its returns, its objective.
+
+The loop around them is ours. Stock waits for the device a hundred times per iteration and has the ranks meet three
+times per minibatch; here the rollout is one CUDA graph and the update another, with one collective per minibatch. A
+test holds the update to stock's.
+"""
 
 from typing import Any, cast
 
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
+from rsl_rl.modules import EmpiricalNormalization
+from rsl_rl.modules.distribution import GaussianDistribution
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.group import Group
+from paceline.distributed.statistics import sums
+from paceline.env.graph import capture
 from paceline.env.vec_env import VecEnv
+from paceline.learners.adam import FlatAdam
 from paceline.learners.clock import Clock
-from paceline.learners.stepper import Stepper, load_optimizer_state, optimizer_state, same_on_all_ranks
+from paceline.learners.policies import fold_normalizer
+from paceline.learners.stepper import Stepper, same_on_all_ranks
 from paceline.settings.rsl_rl import RslRlConfig
+
+_LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
+# Between which the learning rate is adapted, in steps of a factor 1.5; as in RSL-RL.
+_LEARNING_RATES = (1e-5, 1e-2)
 
 
 class RslRl:
@@ -22,132 +38,193 @@ class RslRl:
     def __init__(self, env: VecEnv, config: RslRlConfig, seed: int, group: Group):
         self.env, self.config, self.iteration = env, config, 0
         self._stepper = Stepper(env, seed, group)
-        obs = self._observations()
-        groups = {"actor": ["policy"], "critic": ["critic" if "critic" in obs.keys() else "policy"]}  # noqa: SIM118
-        torch.manual_seed(seed)
-        network = (config.hidden_dims, config.activation, config.obs_normalization)
-        noise = {"class_name": "GaussianDistribution", "init_std": config.init_std, "std_type": config.std_type}
-        self._actor = _Actor(obs, groups, "actor", env.actions, *network, noise)
-        self._critic = MLPModel(obs, groups, "critic", 1, *network)
-        storage = RolloutStorage(
-            "rl", env.num_envs, config.num_steps_per_env, obs, [env.actions], cast("str", env.device)
-        )
-        self._algorithm = _Algorithm(group, self._actor, self._critic, storage, config)
-        same_on_all_ranks(group, [*self._actor.parameters(), *self._critic.parameters()])
+        self.algorithm = _Algorithm(self._rows(self._stepper.obs), env, config, seed, group)
+        collect, improve = torch.no_grad()(self._roll_out), torch.no_grad()(self.algorithm.improve)
+        self._collect = capture(collect, env.device, warp=True) if env.capturable else collect
+        self._improve = capture(improve, env.device) if group.capturable else improve
 
     def learn(self) -> dict[str, float]:
-        algorithm, stepper = self._algorithm, self._stepper
-        stepper.begin(self.iteration, self.config.num_steps_per_env)
+        self._stepper.begin(self.iteration, self.config.num_steps_per_env)
         clock = Clock(self.env.device)
-        with torch.no_grad():
-            obs = self._observations()
-            for _ in range(self.config.num_steps_per_env):
-                step = stepper.step(algorithm.act(obs))
-                obs = self._rows(step.obs)
-                done = (step.terminated | step.truncated).long()
-                algorithm.process_env_step(obs, step.reward, done, {"time_outs": step.truncated})
-            algorithm.compute_returns(obs)
+        self._collect()
         clock.lap()
-        self._actor.divergences.clear()
-        losses: dict[str, Any] = {f"loss/{name}": value for name, value in algorithm.update().items()}
+        losses = self._improve()
         clock.lap()
-        if self._actor.divergences:
-            losses["policy/kl"] = torch.stack(self._actor.divergences).mean()
-        losses["policy/learning_rate"] = algorithm.learning_rate
-        losses["policy/std"] = self._actor.output_std
         self.iteration += 1
-        return stepper.report(losses, clock)
+        told: dict[str, float | Tensor] = dict(zip(_LOSS_NAMES, losses.unbind(0), strict=True))
+        told["policy/learning_rate"] = self.algorithm.adam.learning_rate
+        told["policy/std"] = self.algorithm.noise.detach().clone()
+        return self._stepper.report(told, clock)
+
+    def _roll_out(self) -> None:
+        algorithm, steps = self.algorithm, self.config.num_steps_per_env
+        algorithm.storage.clear()
+        self.env.prefetch(steps)
+        obs = self._rows(self._stepper.obs)
+        for _ in range(steps):
+            step = self._stepper.take(algorithm.act(obs))
+            obs = self._rows(step.obs)
+            done = (step.terminated | step.truncated).long()
+            algorithm.process_env_step(obs, step.reward, done, {"time_outs": step.truncated})
+        algorithm.compute_returns(obs)
+
+    def _rows(self, obs: dict[str, Tensor]) -> TensorDict:
+        return TensorDict(cast("Any", obs), batch_size=[self.env.num_envs], device=self.env.device)
 
     def sound(self) -> bool:
         return self._stepper.sound()
 
     def policy(self) -> nn.Module:
-        return self._actor.as_onnx(verbose=False).cpu().requires_grad_(False)
+        actor = self.algorithm.actor
+        if not self.config.obs_normalization:
+            return fold_normalizer(actor.mlp, torch.zeros(1), torch.ones(1))
+        normalizer = cast("EmpiricalNormalization", actor.obs_normalizer)
+        return fold_normalizer(actor.mlp, normalizer.mean, normalizer.std + normalizer.eps)
 
     def state(self) -> dict[str, Any]:
-        networks = {"actor": self._actor, "critic": self._critic}
         return {
             "networks": {
                 name: {key: tensor.clone() for key, tensor in network.state_dict().items()}
-                for name, network in networks.items()
+                for name, network in self._networks().items()
             },
-            "optimizer": optimizer_state(self._algorithm.optimizer),
+            "adam": self.algorithm.adam.state(),
             "iteration": self.iteration,
             "worlds": self._stepper.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.load_policy(state)
-        self._critic.load_state_dict(state["networks"]["critic"])
-        load_optimizer_state(self._algorithm.optimizer, state["optimizer"])
-        self._algorithm.learning_rate = state["optimizer"]["learning_rate"][0]
+        self.iteration = state["iteration"]
+        for name, network in self._networks().items():
+            network.load_state_dict(state["networks"][name])
+        self.algorithm.adam.load_state(state["adam"])
         self._stepper.load_state(state["worlds"])
 
     def load_policy(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
-        self._actor.load_state_dict(state["networks"]["actor"])
+        self.algorithm.actor.load_state_dict(state["networks"]["actor"])
 
-    def _observations(self) -> TensorDict:
-        return self._rows(self._stepper.obs)
-
-    def _rows(self, obs: dict[str, Tensor]) -> TensorDict:
-        return TensorDict(cast("Any", obs), batch_size=[self.env.num_envs], device=self.env.device)
-
-
-class _Actor(MLPModel):
-    """Remembers how far each minibatch found the policy moved."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.divergences: list[Tensor] = []
-
-    def get_kl_divergence(self, old_params: tuple[Tensor, ...], new_params: tuple[Tensor, ...]) -> Tensor:
-        divergence = super().get_kl_divergence(old_params, new_params)
-        self.divergences.append(divergence.mean())
-        return divergence
+    def _networks(self) -> dict[str, MLPModel]:
+        return {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
 
 
 class _Algorithm(PPO):
-    """Advantages are normalised over the samples of all ranks, not by each rank over its own."""
+    """Acts, stores and computes returns as stock does; improves the policy over the samples of all ranks."""
 
-    def __init__(self, group: Group, actor: MLPModel, critic: MLPModel, storage: RolloutStorage, config: RslRlConfig):
-        self._group = group
-        ranks = {"global_rank": group.rank.index, "local_rank": group.rank.local_index, "world_size": group.size}
-        names = (
-            "num_learning_epochs",
-            "num_mini_batches",
-            "clip_param",
-            "gamma",
-            "lam",
-            "value_loss_coef",
-            "entropy_coef",
-            "learning_rate",
-            "max_grad_norm",
-            "use_clipped_value_loss",
-            "schedule",
-            "desired_kl",
-        )
+    def __init__(self, obs: TensorDict, env: VecEnv, config: RslRlConfig, seed: int, group: Group):
+        self._group, self._config = group, config
+        groups = {"actor": ["policy"], "critic": ["critic" if "critic" in obs.keys() else "policy"]}  # noqa: SIM118
+        device = cast("str", env.device)
+        torch.manual_seed(seed)
+        network = (config.hidden_dims, config.activation, config.obs_normalization)
+        noise = {"class_name": _Gaussian, "init_std": config.init_std, "std_type": config.std_type}
+        actor = MLPModel(obs, groups, "actor", env.actions, *network, noise)
+        critic = MLPModel(obs, groups, "critic", 1, *network)
+        for model in (actor, critic) if config.obs_normalization else ():
+            model.obs_normalizer = _Normalizer(model.obs_dim, group)
+        storage = RolloutStorage("rl", env.num_envs, config.num_steps_per_env, obs, [env.actions], device)
+        # Stock normalises advantages over this rank's samples, unless told that it comes later: see `improve`.
         super().__init__(
             actor,
             critic,
             storage,
-            **{name: getattr(config, name) for name in names},
-            normalize_advantage_per_mini_batch=config.normalize_advantage_per_mini_batch,
-            device=storage.device,
-            multi_gpu_cfg=None if group.alone else ranks,
+            gamma=config.gamma,
+            lam=config.lam,
+            normalize_advantage_per_mini_batch=True,
+            device=device,
         )
+        same_on_all_ranks(group, [*actor.parameters(), *critic.parameters()])
+        self._flat = FlatParameters(list(actor.parameters()), list(critic.parameters()), beside=len(_LOSS_NAMES))
+        self.adam = FlatAdam(self._flat, config.learning_rate)
 
-    def compute_returns(self, obs: TensorDict) -> None:
-        # Stock would normalise over this rank's samples, unless told that it comes later.
-        per_minibatch, self.normalize_advantage_per_mini_batch = self.normalize_advantage_per_mini_batch, True
-        super().compute_returns(obs)
-        self.normalize_advantage_per_mini_batch = per_minibatch
-        if per_minibatch:
-            return
-        advantages = self.storage.advantages
-        count = torch.full((), advantages.numel(), dtype=torch.float64, device=advantages.device)
-        own = torch.stack((count, advantages.sum(dtype=torch.float64), advantages.double().square().sum()))
-        count, total, squares = self._group.sum_(own).unbind(0)
-        mean = total / count
-        spread = ((squares - total * mean).clamp(min=0.0) / (count - 1.0).clamp(min=1.0)).sqrt()
-        self.storage.advantages = ((advantages - mean.float()) / (spread.float() + 1e-8)).detach()
+    @property
+    def noise(self) -> Tensor:
+        """The standard deviation of actions, [actions]."""
+        distribution = cast("GaussianDistribution", self.actor.distribution)
+        return distribution.log_std_param.exp() if distribution.std_type == "log" else distribution.std_param
+
+    def improve(self) -> Tensor:
+        """All epochs; returns the means of `_LOSS_NAMES`."""
+        config = self._config
+        if not config.normalize_advantage_per_mini_batch:
+            self.storage.advantages = _standardized(self.storage.advantages, self._group)
+        parts = []
+        for batch in self.storage.mini_batch_generator(config.num_mini_batches, config.num_learning_epochs):
+            if config.normalize_advantage_per_mini_batch:
+                batch.advantages = _standardized(cast("Tensor", batch.advantages), self._group)
+            with torch.enable_grad():
+                loss, losses = self._losses(batch)
+                self._flat.differentiate(loss)
+            torch.stack(losses, out=self._flat.beside)
+            self._group.sum_(self._flat.message.div_(self._group.size))
+            parts.append(self._flat.beside.clone())
+            if config.schedule == "adaptive":
+                self._adapt(parts[-1][-1])
+            self._flat.clip(config.max_grad_norm)
+            self.adam.step()
+        obs = self.storage.observations.flatten(0, 1)
+        for model in (self.actor, self.critic):
+            model.update_normalization(obs)
+        return torch.stack(parts).mean(0)
+
+    def _losses(self, batch: RolloutStorage.Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What to descend, and `_LOSS_NAMES`."""
+        config, actor = self._config, self.actor
+        advantage, old_log_prob, old_value, target = (
+            cast("Tensor", column).squeeze(-1)
+            for column in (batch.advantages, batch.old_actions_log_prob, batch.values, batch.returns)
+        )
+        actor(batch.observations, stochastic_output=True)
+        value, entropy = self.critic(batch.observations).squeeze(-1), actor.output_entropy.mean()
+        ratio = (actor.get_output_log_prob(cast("Tensor", batch.actions)) - old_log_prob).exp()
+        held = ratio.clamp(1.0 - config.clip_param, 1.0 + config.clip_param)
+        surrogate = -torch.min(advantage * ratio, advantage * held).mean()
+        error = (value - target).square()
+        if config.use_clipped_value_loss:
+            near = old_value + (value - old_value).clamp(-config.clip_param, config.clip_param)
+            error = torch.max(error, (near - target).square())
+        with torch.no_grad():
+            before, after = cast("tuple[Tensor, ...]", batch.old_distribution_params), actor.output_distribution_params
+            divergence = actor.get_kl_divergence(before, after).mean()
+        loss = surrogate + config.value_loss_coef * error.mean() - config.entropy_coef * entropy
+        return loss, (surrogate.detach(), error.mean().detach(), entropy.detach(), divergence)
+
+    def _adapt(self, divergence: Tensor) -> None:
+        """Follow the policy's movement with the learning rate, without asking the host."""
+        desired, rate = self._config.desired_kl, self.adam.learning_rate
+        slower, faster = divergence > 2.0 * desired, (divergence < 0.5 * desired) & (divergence > 0.0)
+        rate.copy_(torch.where(slower, rate / 1.5, torch.where(faster, rate * 1.5, rate)).clamp(*_LEARNING_RATES))
+
+
+class _Gaussian(GaussianDistribution):
+    def sample(self) -> Tensor:
+        """Without the look at the standard deviation for which torch.normal has the host wait."""
+        return self.mean + self.std * torch.randn_like(self.mean)
+
+
+class _Normalizer(EmpiricalNormalization):
+    """The same statistics on all ranks, by one collective; in place, because a graph holds on to its tensors."""
+
+    def __init__(self, width: int, group: Group):
+        super().__init__(width)
+        self._group = group
+
+    def update(self, x: Tensor) -> None:
+        seen = torch.full((1,), x.shape[0], dtype=torch.float64, device=x.device)
+        told = self._group.sum_(torch.cat((seen, sums(x, self._mean[0]).flatten())))
+        seen, moments = told[0], told[1:].view(2, -1) / told[0]
+        shift, square = moments.unbind(0)
+        self.count += seen.long()
+        share = seen / self.count
+        variance = (square - shift.square()).clamp(min=0.0)
+        self._var += (share * (variance - self._var + shift.square() * (1.0 - share))).float()
+        self._mean += (share * shift).float()
+        self._std.copy_(self._var.sqrt())
+
+
+def _standardized(values: Tensor, group: Group) -> Tensor:
+    """Zero mean and unit spread over the samples of all ranks."""
+    count = torch.full((1,), values.numel(), dtype=torch.float64, device=values.device)
+    count, total, squares = group.sum_(torch.cat((count, sums(values.reshape(-1, 1)).flatten()))).unbind(0)
+    mean = total / count
+    spread = ((squares - total * mean).clamp(min=0.0) / (count - 1.0).clamp(min=1.0)).sqrt()
+    return (values - mean.float()) / (spread.float() + 1e-8)

@@ -24,7 +24,7 @@ class Stepper:
         self._actions = torch.zeros(env.num_envs, env.actions, device=env.device)
         self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
         self._sound = torch.ones((), dtype=torch.bool, device=env.device)
-        self._graph = capture(self._take_step, env.device, warp=True) if env.capturable else None
+        self._graph = capture(lambda: self.take(self._actions), env.device, warp=True) if env.capturable else None
 
     @property
     def obs(self) -> dict[str, Tensor]:
@@ -50,9 +50,9 @@ class Stepper:
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
         """Every tensor is fresh: libraries keep some, and write into others."""
-        self._actions.copy_(actions)
         if self._graph is None:
-            return self._take_step()
+            return self.take(actions)
+        self._actions.copy_(actions)
         step = self._graph()
         return Step(
             {name: obs.clone() for name, obs in step.obs.items()},
@@ -62,6 +62,18 @@ class Stepper:
             {name: obs.clone() for name, obs in step.final_obs.items()},
             step.log,
         )
+
+    def take(self, actions: Tensor) -> Step:
+        """The same as `step`, as a part of the caller's graph."""
+        step = self.env.step(actions)
+        for name, obs in step.obs.items():
+            self._latest[name].copy_(obs)
+            self._sound &= obs.isfinite().all()
+        self._sound &= step.reward.isfinite().all()
+        done = (step.terminated | step.truncated).unsqueeze(1)
+        ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
+        self._tally += ended.sum(0)
+        return step
 
     def report(self, losses: dict[str, float | Tensor], clock: Clock) -> dict[str, float]:
         """An iteration's numbers over all ranks, as `Learner.learn` returns them: episodes, faults, the mean of each
@@ -83,20 +95,9 @@ class Stepper:
         return {"obs": self.obs, "env": self.env.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        seen = self.env.load_state(state["env"]) or state["obs"]
         for name, obs in self._latest.items():
-            obs.copy_(state["obs"][name])
-        self.env.load_state(state["env"])
-
-    def _take_step(self) -> Step:
-        step = self.env.step(self._actions)
-        for name, obs in step.obs.items():
-            self._latest[name].copy_(obs)
-            self._sound &= obs.isfinite().all()
-        self._sound &= step.reward.isfinite().all()
-        done = (step.terminated | step.truncated).unsqueeze(1)
-        ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
-        self._tally += ended.sum(0)
-        return step
+            obs.copy_(seen[name])
 
 
 def same_on_all_ranks(group: Group, tensors: list[Tensor]) -> None:
@@ -124,5 +125,9 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     for group, rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
         # A tensor where the optimiser itself is part of a graph.
         group["lr"] = torch.as_tensor(rate).to(group["lr"]) if isinstance(group["lr"], Tensor) else rate
-    whole["state"] = {int(index): moments for index, moments in state.get("parameters", {}).items()}
+    # Copies, because the optimiser keeps what it is given and works in place.
+    whole["state"] = {
+        int(index): {name: tensor.clone() for name, tensor in moments.items()}
+        for index, moments in state.get("parameters", {}).items()
+    }
     optimizer.load_state_dict(whole)

@@ -1,8 +1,9 @@
 """What can learn, what it needs, and its own settings. The packages are imported by the adapters alone."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from paceline.errors import UserError
 from paceline.settings.ppo import PpoConfig
@@ -43,6 +44,11 @@ class LearnerKind:
     """What it imports beyond the default install."""
     extra: str = ""
     """The extra that brings them."""
+
+    def make(self, env: Any, settings: Settings, seed: int, group: Any) -> Any:
+        """The learner, with fresh weights."""
+        module, name = self.adapter.split(":")
+        return getattr(import_module(module), name)(env, settings, seed, group)
 
     def check_installed(self) -> None:
         for package in self.packages:

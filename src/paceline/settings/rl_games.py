@@ -16,13 +16,13 @@ class RlGamesConfig:
     horizon_length: int = 24
     """Steps per world and iteration."""
     minibatch_size_per_env: int = 6
-    """Of these steps, how many go into a minibatch; it must divide the horizon."""
+    """A minibatch has so many samples per world, and is all steps of some worlds; it must divide the horizon."""
     mini_epochs: int = 5
     units: tuple[int, ...] = (256, 128, 64)
-    """Widths of the hidden layers that actor and critic share."""
+    """Widths of the hidden layers."""
     activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = "elu"
     separate: bool = False
-    """Whether actor and critic have layers of their own."""
+    """Whether actor and critic have hidden layers of their own; otherwise they share them."""
     normalize_input: bool = True
     normalize_value: bool = True
     normalize_advantage: bool = True
@@ -33,6 +33,9 @@ class RlGamesConfig:
     schedule_type: Literal["legacy", "standard"] = "legacy"
     """Whether the learning rate follows each minibatch or each epoch."""
     kl_threshold: float = 0.01
+    """With lr_schedule adaptive: the change of the policy that the learning rate aims at."""
+    max_epochs: int = -1
+    """With lr_schedule linear: the iterations over which the learning rate falls to almost nothing."""
     gamma: float = 0.99
     tau: float = 0.95
     e_clip: float = 0.2
@@ -60,6 +63,11 @@ class RlGamesConfig:
             raise UserError(
                 f"--rl-games.minibatch-size-per-env {self.minibatch_size_per_env} does not divide "
                 f"--rl-games.horizon-length {self.horizon_length}"
+            )
+        if self.lr_schedule == "linear" and self.max_epochs < 1:
+            raise UserError(
+                f"--rl-games.lr-schedule linear with --rl-games.max-epochs {self.max_epochs}: "
+                "give the iterations over which the learning rate falls"
             )
         widths(flag(self, "units"), self.units)
         for name in ("learning_rate", "kl_threshold", "e_clip", "grad_norm", "reward_scale"):

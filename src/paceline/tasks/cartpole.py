@@ -104,6 +104,7 @@ ENTRY = TaskEntry(
         minibatch_size_per_env=8,
         mini_epochs=8,
         units=(32, 32),
+        separate=True,
         learning_rate=5e-4,
         kl_threshold=0.008,
         critic_coef=4.0,

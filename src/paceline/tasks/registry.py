@@ -3,8 +3,12 @@
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+import torch
 
 from paceline.env.task import Task
+from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
 from paceline.settings import LEARNERS, Settings
 from paceline.settings.ppo import PpoConfig
@@ -16,13 +20,15 @@ ENTRY_POINTS = "paceline.tasks"
 
 # Imported when asked for, so that one task's needs are not everyone's.
 _OWN = {"cartpole": "paceline.tasks.cartpole:ENTRY"}
+# FAMILY:NAME is what a function makes of NAME.
+_FAMILIES = {"gymnasium": "paceline.tasks.gymnasium:entry"}
 
 
 @dataclass(frozen=True)
-class TaskEntry:
-    """A task and the settings it trains well with."""
+class Entry:
+    """What a task's name stands for, and the settings it trains well with."""
 
-    task: type[Task]
+    task: type[Any]
     """A frozen dataclass; its fields are the options `--env.NAME`."""
     summary: str
     """One line for `paceline tasks`."""
@@ -43,25 +49,66 @@ class TaskEntry:
         return getattr(self, LEARNERS[learner].settings.flags.replace("-", "_"))
 
 
+@dataclass(frozen=True)
+class TaskEntry(Entry):
+    """A task for our engines."""
+
+    task: type[Task]
+
+
+class MakeEnv(Protocol):
+    """Makes an env from an instance of `Entry.task`; the class of the env itself may be one."""
+
+    def __call__(self, options: Any, /, num_envs: int, device: torch.device, seed: int, first_world: int) -> VecEnv: ...
+
+
+@dataclass(frozen=True)
+class EnvEntry(Entry):
+    """An env that is complete: another simulator's, with its own dynamics, rewards and resets."""
+
+    make: MakeEnv = field(kw_only=True)
+    engine: str = field(kw_only=True)
+    """What the run's result says of it."""
+    drawn: MakeEnv | None = field(default=None, kw_only=True)
+    """Makes one that can be drawn, a `DrawnEnv`, for `paceline play`."""
+
+
 def names() -> list[str]:
     return sorted({*_OWN, *_others()})
 
 
-def find(name: str) -> TaskEntry:
+def is_name(word: str) -> bool:
+    """Whether a word of a command can be meant as a task; a family's members are not looked up for it."""
+    family, _, member = word.partition(":")
+    return bool(family in _FAMILIES and member) or word in names()
+
+
+def find(name: str) -> TaskEntry | EnvEntry:
     if name in _OWN:
-        module, attribute = _OWN[name].split(":")
-        return getattr(import_module(module), attribute)
+        return _load(_OWN[name])
+    family, _, member = name.partition(":")
+    if family in _FAMILIES and member:
+        return _load(_FAMILIES[family])(member)
     others = _others()
     if name not in others:
-        raise unknown("task", name, names())
+        raise unknown("task", name, [*names(), *(f"{family}:ID" for family in _FAMILIES)])
     point = others[name]
     try:
         entry = point.load()
     except Exception as error:
         raise UserError(f"task {name!r} ({point.value}) cannot be imported: {type(error).__name__}: {error}") from error
-    if not isinstance(entry, TaskEntry):
-        raise UserError(f"task {name!r} ({point.value}) is not a TaskEntry but {type(entry).__name__}")
+    if not isinstance(entry, (TaskEntry, EnvEntry)):
+        raise UserError(
+            f"task {name!r} ({point.value}) is not a TaskEntry but {type(entry).__name__}: "
+            "register a TaskEntry or an EnvEntry"
+        )
     return entry
+
+
+def _load(place: str) -> Any:
+    """What stands at module:attribute."""
+    module, attribute = place.split(":")
+    return getattr(import_module(module), attribute)
 
 
 def _others() -> dict[str, EntryPoint]:

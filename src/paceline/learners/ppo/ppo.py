@@ -19,6 +19,7 @@ from paceline.distributed.statistics import RunningStatistics, sums
 from paceline.env import draw
 from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
+from paceline.learners.adam import FlatAdam
 from paceline.learners.clock import Clock
 from paceline.learners.policies import fold_normalizer, mlp, plain
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
@@ -79,17 +80,11 @@ class Ppo:
         self._flat = FlatParameters(
             [self.log_std, *self.actor.parameters()], list(self.critic.parameters()), beside=len(_LOSS_NAMES)
         )
-        self._learning_rate = torch.tensor(config.learning_rate, device=device)
+        self._adam = FlatAdam(self._flat, config.learning_rate)
         # Tensors, because an operation with a number costs twice as much on a CPU.
         self._rate_bounds = torch.tensor((config.desired_kl / 2.0, config.desired_kl * 2.0), device=device).unbind(0)
         self._rate_factors = torch.tensor((1.5, 1.0, 1.0 / 1.5), device=device).unbind(0)
         on_gpu = device.type == "cuda"
-        self._adam = {
-            "step": torch.zeros((), device=device),
-            "exp_avg": torch.zeros_like(self._flat.gradient),
-            "exp_avg_sq": torch.zeros_like(self._flat.gradient),
-        }
-
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
         # What the random numbers are counted by, so that none is drawn twice even if the settings change on the way.
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -190,7 +185,7 @@ class Ppo:
         self._steps += config.horizon
         self._epochs += config.epochs
         descent = torch.stack(losses).unflatten(0, (-1, len(_LOSS_NAMES) + len(_NORM_NAMES))).mean(0)
-        return torch.cat((sums, descent, torch.stack((self._learning_rate, self.log_std.exp().mean()))))
+        return torch.cat((sums, descent, torch.stack((self._adam.learning_rate, self.log_std.exp().mean()))))
 
     def _update_threads(self) -> int:
         """On a CPU the update is done by one thread, unless a layer is large enough for several to share."""
@@ -286,7 +281,7 @@ class Ppo:
     def _descend(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """One gradient step; returns `_LOSS_NAMES` and `_NORM_NAMES`."""
         norms = self._tame(losses[-1])
-        self._step()
+        self._adam.step()
         return *losses, *norms
 
     def _differentiate_compiled(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
@@ -306,27 +301,6 @@ class Ppo:
         self._twins.backward((to_mean, to_value.unsqueeze(1)))
         self._log_std_gradient.copy_(to_log_std)
         return *parts, divergence(old_mean, old_log_std, mean, self.log_std)
-
-    def _step(self) -> None:
-        """Adam's, by the kernel of torch.optim.adam; what that does around it for many tensors costs more than the
-        kernel itself for our one."""
-        adam = self._adam
-        adam["step"] += 1
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-            [self._flat.values.data],
-            [self._flat.gradient],
-            [adam["exp_avg"]],
-            [adam["exp_avg_sq"]],
-            [],
-            [adam["step"]],
-            lr=self._learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
 
     def _choose_actions(self, obs: Tensor, push: Tensor) -> tuple[Tensor, Tensor]:
         """The policy's mean and, off it by `push`, the action."""
@@ -353,7 +327,7 @@ class Ppo:
         if self.config.desired_kl:
             (low, high), (faster, same, slower) = self._rate_bounds, self._rate_factors
             factor = torch.where(kl > high, slower, torch.where(kl < low, faster, same))
-            self._learning_rate.mul_(factor).clamp_(*LEARNING_RATES)
+            self._adam.learning_rate.mul_(factor).clamp_(*LEARNING_RATES)
         return self._flat.clip(self.config.max_gradient_norm)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
@@ -376,8 +350,7 @@ class Ppo:
         return {
             "networks": {name: tensor.detach().clone() for name, tensor in self._networks.state_dict().items()},
             "normalizers": {group: statistics.state() for group, statistics in self.normalizers.items()},
-            "adam": {name: tensor.clone() for name, tensor in self._adam.items()},
-            "learning_rate": self._learning_rate.clone(),
+            "adam": self._adam.state(),
             "iteration": self.iteration,
             "steps": self._steps.clone(),
             "epochs": self._epochs.clone(),
@@ -386,14 +359,12 @@ class Ppo:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.load_policy(state)
-        for name, tensor in self._adam.items():
-            tensor.copy_(state["adam"][name])
-        self._learning_rate.copy_(state["learning_rate"])
+        self._adam.load_state(state["adam"])
         self._steps.copy_(state["steps"])
         self._epochs.copy_(state["epochs"])
+        seen = self.env.load_state(state["worlds"]["env"]) or state["worlds"]["obs"]
         for group, obs in self._obs.items():
-            obs.copy_(state["worlds"]["obs"][group])
-        self.env.load_state(state["worlds"]["env"])
+            obs.copy_(seen[group])
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Networks and normalisers alone: enough to play and to export."""

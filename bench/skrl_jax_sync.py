@@ -1,0 +1,153 @@
+"""What it costs two ranks to agree on a gradient in skrl on JAX: skrl's own exchange against ours, in one run.
+
+    python bench/skrl_jax_sync.py
+
+Two processes on this CPU, joined twice: by jax.distributed, as skrl does it, and by our group over gloo. In turns they
+exchange the same gradients of a policy and its critic, once as every minibatch needs it, and find the same mean. A time
+is the median over rounds, each round's being that of the slower rank.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import rates
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from paceline.distributed.group import Group
+from paceline.distributed.rank import this_rank
+
+RANKS = 2
+NETWORKS = ((32, 32), (256, 128, 64))
+"""Hidden layers: cartpole's, and the default."""
+OBSERVATIONS, ACTIONS = 4, 1
+LONGEST_SECONDS = 600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=5, help="exchanges of each scheme in a round")
+    parser.add_argument("--output", default="skrl_jax_sync", help="name of the file in bench/results")
+    args = parser.parse_args()
+    sizes, load = {"rounds": args.rounds, "repeats": args.repeats}, os.getloadavg()[0]
+    rows = on_ranks(args.rounds, args.repeats)
+    packages = {name: version(name) for name in ("skrl", "jax", "flax")}
+    rates.write(args.output, ranks=RANKS, backend="gloo", load_before=load, **packages, **sizes, rows=rows)
+    table = Table("hidden layers", "parameters", "skrl, ms", "compiled", "Paceline, ms", "compiled", "ratio")
+    table.title = f"one exchange of a minibatch's gradients, {RANKS} ranks on this CPU"
+    for row in rows:
+        figures = (f"{row['stock_ms']:.2f}", f"{row['stock_compiles']:g}")
+        ours = (f"{row['ours_ms']:.3f}", f"{row['ours_compiles']:g}", f"{row['ratio']:.1f}")
+        table.add_row("x".join(map(str, row["hidden"])), f"{row['parameters']:,}", *figures, *ours)
+    Console().print(table)
+
+
+def on_ranks(*sizes: int) -> list[dict[str, Any]]:
+    """What `measure` found; an exception in a rank is raised here."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "found.json"
+        arguments = (_free_port(), _free_port(), output, *sizes)
+        deadline = time.monotonic() + LONGEST_SECONDS
+        started = cast("ProcessContext", start_processes(measure, arguments, RANKS, join=False, start_method="spawn"))
+        try:
+            while not started.join(max(0.0, deadline - time.monotonic())):
+                if time.monotonic() > deadline:
+                    sys.exit(f"the ranks were not done in {LONGEST_SECONDS:.0f} s: give fewer --rounds")
+        finally:
+            for process in started.processes:
+                process.kill()
+        return json.loads(output.read_text())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def measure(index: int, port: int, jax_port: int, output: Path, rounds: int, repeats: int) -> None:
+    """What one rank does; the main one writes what all have found."""
+    where = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    group = Group(this_rank(()))
+    join_by_jax(index, jax_port)
+    rows = [compare(hidden, group, rounds, repeats) for hidden in NETWORKS]
+    group.close()
+    if index == 0:
+        output.write_text(json.dumps(rows))
+
+
+def join_by_jax(index: int, port: int) -> None:
+    """As skrl does it: by importing it. Torch's variables would have it start nccl as well."""
+    where = {"JAX_RANK": index, "JAX_LOCAL_RANK": 0, "JAX_WORLD_SIZE": RANKS, "JAX_COORDINATOR_PORT": port}
+    os.environ.update({name: str(value) for name, value in where.items()})
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    # skrl uses it without importing it.
+    import jax.experimental.multihost_utils
+    import skrl
+
+    assert jax.process_count() == skrl.config.jax.world_size == RANKS
+    os.environ.update(hidden)
+
+
+def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) -> dict[str, Any]:
+    import jax
+
+    from paceline.learners.skrl_jax import GradientMean, make_networks
+    from paceline.settings.skrl import SkrlConfig
+
+    device = jax.local_devices()[0]
+    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlConfig(layers=hidden), device)
+    # Any numbers do, as long as each rank has its own.
+    gradients = {
+        name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)
+        for name, network in networks.items()
+    }
+    means = {name: GradientMean(network.state_dict.params, group, 1.0 / RANKS) for name, network in networks.items()}
+    schemes: dict[str, Callable[[], Any]] = {
+        "stock": lambda: [networks[name].reduce_parameters(gradient) for name, gradient in gradients.items()],
+        "ours": lambda: [means[name](gradient) for name, gradient in gradients.items()],
+    }
+    compiles = 0
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        nonlocal compiles
+        compiles += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    found = {name: [jax.device_get(scheme()) for _ in range(3)][-1] for name, scheme in schemes.items()}
+    for theirs, ours in zip(jax.tree.leaves(found["stock"]), jax.tree.leaves(found["ours"]), strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+    row: dict[str, Any] = {"hidden": hidden, "parameters": sum(leaf.size for leaf in jax.tree.leaves(gradients))}
+    seconds: dict[str, list[float]] = {name: [] for name in schemes}
+    for _ in range(rounds):
+        for name, scheme in schemes.items():
+            group.everyone(None)  # no clock runs before all ranks are here
+            compiles, began = 0, time.perf_counter()
+            for _ in range(repeats):
+                jax.block_until_ready(scheme())
+            seconds[name].append((time.perf_counter() - began) / repeats)
+            row[f"{name}_compiles"] = compiles / repeats
+    jax.monitoring.unregister_event_duration_listener(listen)
+    for name, own in seconds.items():
+        row[f"{name}_ms"] = 1e3 * median(max(each) for each in zip(*group.everyone(own), strict=True))
+    return row | {"ratio": row["stock_ms"] / row["ours_ms"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Any Gymnasium environment with continuous actions, as the task `gymnasium:ID`."""
+
+import difflib
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
+from paceline.errors import UserError
+from paceline.settings.ppo import PpoConfig
+from paceline.settings.rl_games import RlGamesConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
+from paceline.tasks.registry import EnvEntry
+
+
+@dataclass(frozen=True)
+class Gymnasium:
+    """How an environment is made, and many of it together."""
+
+    options: tuple[str, ...] = ()
+    """KEY=VALUE for gymnasium.make, the value as in YAML; max_episode_steps=N sets the time limit."""
+    vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
+    """One world after the other, a process for each world, or a vector environment of its own."""
+    autoreset: Literal["next_step", "same_step"] = "next_step"
+    """When Gymnasium starts the next episode; what is learnt from is the same. A vector environment of its own decides
+    for itself."""
+
+    def __post_init__(self) -> None:
+        self.keywords()
+
+    def keywords(self) -> dict[str, Any]:
+        """`options`, with their values."""
+        found = {}
+        for option in self.options:
+            key, equals, value = option.partition("=")
+            if not equals or not key.isidentifier():
+                raise UserError(f"--env.options {option}: give KEY=VALUE, for example max_episode_steps=500")
+            try:
+                found[key] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise UserError(f"--env.options {option}: not a value: {str(error).splitlines()[0]}") from None
+        return found
+
+
+def entry(name: str) -> EnvEntry:
+    """Of the environment that Gymnasium calls `name`; as there, module:ID imports the module that registers it."""
+    _spec(name)
+    return EnvEntry(
+        Gymnasium,
+        summary=f"{name} of Gymnasium",
+        engine="gymnasium",
+        make=partial(_make, name),
+        drawn=partial(_make, name, render_mode="rgb_array"),
+        # Actions of -1 to 1 are the whole range, so less noise than usual is enough to explore it. In few worlds a
+        # learning rate that follows the policy's change grows too large: what has been learnt is lost again.
+        ppo=PpoConfig(
+            horizon=128,
+            minibatches=8,
+            hidden=(64, 64),
+            activation="tanh",
+            learning_rate=5e-4,
+            desired_kl=0.0,
+            entropy_weight=0.0,
+            initial_std=0.5,
+        ),
+        rsl_rl=RslRlConfig(
+            num_steps_per_env=128,
+            num_mini_batches=8,
+            hidden_dims=(64, 64),
+            activation="tanh",
+            learning_rate=5e-4,
+            schedule="fixed",
+            entropy_coef=0.0,
+            init_std=0.5,
+        ),
+        rl_games=RlGamesConfig(
+            horizon_length=128,
+            minibatch_size_per_env=16,
+            units=(64, 64),
+            activation="tanh",
+            learning_rate=5e-4,
+            lr_schedule="none",
+        ),
+        skrl=SkrlConfig(
+            rollouts=128,
+            mini_batches=8,
+            layers=(64, 64),
+            activations="tanh",
+            initial_log_std=-0.7,
+            learning_rate=5e-4,
+            learning_rate_scheduler="none",
+        ),
+        cpu_envs=32,
+        gpu_envs=32,
+    )
+
+
+def _make(
+    name: str,
+    options: Gymnasium,
+    num_envs: int,
+    device: torch.device,
+    seed: int,
+    first_world: int,
+    render_mode: str | None = None,
+) -> GymnasiumEnv:
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    spec, mode = _spec(name), options.vectorization
+    if render_mode and spec.entry_point:
+        # A world in another process, or in a batch, does not say how to draw it alone.
+        mode = "sync"
+    keywords: dict[str, Any] = options.keywords() | ({"render_mode": render_mode} if render_mode else {})
+    if mode != "vector_entry_point":
+        # The checker is for those who write an env; it doubles the time of a step.
+        keywords = {"disable_env_checker": True, "max_episode_steps": time_limit(spec) or EPISODE_STEPS} | keywords
+        keywords["vector_kwargs"] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
+    elif spec.vector_entry_point is None:
+        raise UserError(f"--env.vectorization {mode}: {name} has no vector environment of its own; use sync or async")
+    try:
+        with _deaf_to_ctrl_c():
+            envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
+    except Exception as error:
+        # Each env's author raises what they like about what it was made with.
+        given = f" with {' '.join(options.options)}" if options.options else ""
+        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {error}") from error
+    return GymnasiumEnv(envs, device, seed, first_world)
+
+
+def _spec(name: str) -> Any:
+    try:
+        import gymnasium
+    except ModuleNotFoundError:
+        raise UserError(f"gymnasium:{name} needs Gymnasium: pip install 'paceline[gymnasium]'") from None
+    module, _, known = name.rpartition(":")
+    try:
+        if module:
+            import_module(module)
+    except ImportError as error:
+        raise UserError(f"gymnasium:{name}: the module {module} cannot be imported: {error}") from None
+    try:
+        return gymnasium.spec(known)
+    except gymnasium.error.Error:
+        near = difflib.get_close_matches(known, gymnasium.registry, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(
+            f"Gymnasium has no environment {known!r}: {hint}gymnasium.pprint_registry() lists them; "
+            "one of another package is gymnasium:MODULE:ID, where importing MODULE registers it"
+        ) from None
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started inside never hear Ctrl-C, which a terminal sends to all: what it means is for the trainer to
+    say."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with warnings.catch_warnings():
+            # Of Python 3.12 and later: but these processes touch neither torch nor its threads.
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,99 @@
+"""Gymnasium environments whose every number can be worked out by hand; importing this registers them."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+TIME_LIMIT = 5
+
+
+class Counting(gymnasium.Env):
+    """Counts its steps from a random start, and terminates after 2 to 7 of them, whether or not time is up."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as Gymnasium declares it)
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = Box(np.array([-2.0, 0.0, -np.inf]), np.array([2.0, 10.0, np.inf]), dtype=np.float64)
+
+    def __init__(self, bonus: float = 0.0, render_mode: str | None = None):
+        self.bonus, self.render_mode = bonus, render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count, self.last = 0, int(self.np_random.integers(2, 8))
+        self.start = self.np_random.random()
+        return self.observation(), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        reward = 100.0 * self.count + float(np.sum(action)) + self.bonus
+        return self.observation(), reward, self.count >= self.last, False, {}
+
+    def observation(self) -> Any:
+        return np.array([self.start, self.count])
+
+    def render(self) -> np.ndarray:
+        return np.full((20, 40, 3), min(255, 50 * self.count), np.uint8)
+
+
+class CountingInParts(Counting):
+    observation_space = Dict({"start": Box(0.0, 1.0, ()), "count": Dict({"twice": Box(0.0, 99.0, (2, 1), np.float32)})})
+
+    def observation(self) -> Any:
+        return {"start": np.float32(self.start), "count": {"twice": np.full((2, 1), self.count, np.float32)}}
+
+
+class Switch(Counting):
+    action_space = Discrete(2)
+
+
+class Named(Counting):
+    observation_space = Dict({"which": Discrete(3)})
+
+
+class CountingTogether(VectorEnv):
+    """A vector environment of its own: each world counts to its own number, plus one."""
+
+    single_observation_space = Box(0.0, 99.0, (1,), np.float32)
+    single_action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, num_envs: int, max_episode_steps: int, mode: str = "NEXT_STEP", masks: bool = True):
+        self.metadata = {"autoreset_mode": AutoresetMode[mode]}
+        self.num_envs, self.masks = num_envs, masks
+        self.action_space = Box(-1.0, 1.0, (num_envs, 1), np.float32)
+        self.observation_space = Box(0.0, 99.0, (num_envs, 1), np.float32)
+        self.mode, self.last = self.metadata["autoreset_mode"], np.arange(num_envs) + 1
+        self.count, self.due = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        mask = options["reset_mask"] if options and self.masks else np.ones(self.num_envs, bool)
+        # From 10 on, so that a world that was reset can be told from one that was not.
+        self.count[mask], self.due[mask] = 10.0, False
+        return self.count[:, None], {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.count = np.where(self.due, 10.0, self.count + 1.0).astype(np.float32)
+        reward = np.where(self.due, 0.0, 1.0)
+        done, infos = self.count >= 10 + self.last, {}
+        if self.mode == AutoresetMode.SAME_STEP:
+            infos["final_obs"] = self.count[:, None].copy()
+            self.count[done] = 10.0
+        else:
+            self.due = done
+        # Its own memory, as a careless author hands it out.
+        return self.count[:, None], reward, done, np.zeros_like(done), infos
+
+
+gymnasium.register("Counting-v0", f"{__name__}:Counting", max_episode_steps=TIME_LIMIT)
+gymnasium.register("CountingInParts-v0", f"{__name__}:CountingInParts", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Endless-v0", f"{__name__}:Counting")
+gymnasium.register("Switch-v0", f"{__name__}:Switch")
+gymnasium.register("Named-v0", f"{__name__}:Named")
+gymnasium.register(
+    "Together-v0",
+    f"{__name__}:Counting",
+    vector_entry_point=f"{__name__}:CountingTogether",
+    max_episode_steps=TIME_LIMIT,
+)

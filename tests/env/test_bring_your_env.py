@@ -1,0 +1,88 @@
+"""docs/bring_your_env.md, taken at its word: its files become a package, pip installs it, and its commands are run."""
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from paceline import checkpoint
+from paceline.build import trained
+from paceline.config import TrainConfig
+from paceline.errors import UserError
+from paceline.run_dir import RunDir
+from paceline.tasks import registry
+from paceline.train import train
+from tests.tasks.test_add_a_task import paceline, run
+
+PAGE = Path(__file__).parents[2] / "docs" / "bring_your_env.md"
+BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def commands(title: str) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in BLOCKS[title].splitlines()]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page's package is installed, beside our own environment and not in it."""
+    source, site = tmp_path_factory.mktemp("my_envs"), tmp_path_factory.mktemp("site")
+    for title in ("my_envs/point.py", "pyproject.toml"):
+        (source / title).parent.mkdir(exist_ok=True)
+        (source / title).write_text(BLOCKS[title])
+    # Without isolation pip uses the setuptools that is here, so that the test needs no network.
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    run(sys.executable, "-m", "pip", "install", *options, "--target", str(site), str(source), cwd=source)
+    return site
+
+
+@pytest.mark.parametrize("words", [*commands("gymnasium"), *commands("try it")], ids=" ".join)
+def test_the_pages_commands_run(words: list[str], site: Path, tmp_path: Path):
+    few = ["--num-envs", "2", "--max-iterations", "1", "--gpu-ids", "none", "--run-dir", "run"]
+    said = paceline(words + few * (words[0] == "train"), tmp_path, site)
+    if words[0] == "tasks":
+        assert re.search(r"^ *point +push a point to the origin of a plane", said, re.MULTILINE)
+        return
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["task"]) == ("completed", words[1])
+    assert result["engine"] == words[1].split(":")[0]
+
+
+def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(site)
+    settings, console = registry.find("point").ppo, Console(quiet=True)
+    config = TrainConfig(task="point", env={}, settings=settings, num_envs=32, max_iterations=20, logger="none")
+    whole = train(config, RunDir(tmp_path / "whole"), console)
+    run = RunDir(tmp_path / "parts")
+    early = train(replace(config, max_iterations=5), run, console)
+    parts = train(config, run, console, checkpoint.listing(run.checkpoints)[-1])
+    assert early["mean_return"] < 40.0 < whole["mean_return"] == parts["mean_return"]
+
+
+def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(site)
+    entry = registry.find("point")
+    assert isinstance(entry, registry.EnvEntry)
+    env = entry.make(entry.task(edge=0.5), num_envs=3, device=torch.device("cpu"), seed=0, first_world=0)
+    env.reset()
+    step = env.step(torch.ones(3, 2))
+    seen = (step.obs["policy"], step.final_obs["policy"], step.reward, step.log)
+    before = [tensor.clone() for tensor in seen]
+    assert step.terminated.any(), "no episode ended"
+    for _ in range(3):
+        env.step(torch.ones(3, 2))
+    assert all(map(torch.equal, seen, before))
+
+
+def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(site)
+    config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger="none")
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    trained(str(tmp_path / "run"))
+    with pytest.raises(UserError, match="task 'point' cannot be drawn: its EnvEntry has no `drawn`"):
+        trained(str(tmp_path / "run"), drawn=True)

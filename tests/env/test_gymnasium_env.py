@@ -1,0 +1,338 @@
+"""Gymnasium's environments as ours: every transition once and as it was, in all of Gymnasium's modes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from paceline import interrupts
+from paceline.build import build
+from paceline.config import TrainConfig
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
+from paceline.env.gymnasium_env import GymnasiumEnv
+from paceline.errors import UserError
+from paceline.export import export
+from paceline.learners.stepper import Stepper
+from paceline.play import record
+from paceline.run_dir import RunDir
+from paceline.settings import LEARNERS
+from paceline.settings.ppo import PpoConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.tasks import registry
+from paceline.train import train
+from tests.env.counting import TIME_LIMIT
+
+ROOT = Path(__file__).parents[2]
+COUNTING = "gymnasium:tests.env.counting:Counting-v0"
+MODES = [(vectors, reset) for vectors in ("sync", "async") for reset in ("next_step", "same_step")]
+TINY = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
+
+
+@contextmanager
+def env_of(name: str, worlds: int = 3, seed: int = 0, first_world: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
+    entry = registry.find(name if ":" in name else f"gymnasium:{name}")
+    assert isinstance(entry, registry.EnvEntry)
+    env = entry.make(
+        entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_world=first_world
+    )
+    assert isinstance(env, GymnasiumEnv)
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+class ByHand:
+    """One world, stepped as Gymnasium's manual says: an episode that ended is followed by a reset."""
+
+    def __init__(self, name: str, seed: int):
+        self.env = gymnasium.make(name, disable_env_checker=True)
+        self.space = self.env.observation_space
+        self.obs = self.flat(self.env.reset(seed=seed)[0])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, np.ndarray]:
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        final = self.flat(obs)
+        self.obs = self.flat(self.env.reset()[0]) if terminated or truncated else final
+        return self.obs, float(reward), terminated, truncated and not terminated, final
+
+    def flat(self, obs: Any) -> np.ndarray:
+        return np.asarray(gymnasium.spaces.flatten(self.space, obs), dtype=np.float32)
+
+
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+@pytest.mark.parametrize(
+    ("name", "steps", "ends"),
+    [
+        ("tests.env.counting:Counting-v0", 40, "both"),
+        ("tests.env.counting:CountingInParts-v0", 15, "both"),
+        ("InvertedPendulum-v5", 60, "terminated"),
+        ("Pendulum-v1", 205, "truncated"),
+    ],
+)
+def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, ends: str, mode: tuple[str, str]):
+    generator = torch.Generator().manual_seed(0)
+    with env_of(f"gymnasium:{name}", vectorization=mode[0], autoreset=mode[1]) as env:
+        obs = env.reset()["policy"]
+        seeds: Any = env._envs.np_random_seed
+        worlds = [ByHand(name, seed) for seed in seeds]
+        np.testing.assert_array_equal(obs, [world.obs for world in worlds])
+        sums, seen = np.zeros((3, 2)), set()
+        for _ in range(steps):
+            actions = torch.randn(3, env.actions, generator=generator)
+            step, given = env.step(actions), env._scaled(actions)
+            told = zip(*(world.step(action) for world, action in zip(worlds, given, strict=True)), strict=True)
+            obs, reward, terminated, truncated, final = map(np.array, told)
+            np.testing.assert_array_equal(step.obs["policy"], obs)
+            np.testing.assert_array_equal(step.reward, reward.astype(np.float32))
+            np.testing.assert_array_equal(step.terminated, terminated)
+            np.testing.assert_array_equal(step.truncated, truncated)
+            np.testing.assert_array_equal(step.final_obs["policy"], final)
+            sums += np.stack((np.ones(3), reward), axis=1)
+            np.testing.assert_allclose(step.log, sums, rtol=1e-5)
+            np.testing.assert_array_equal(env.state()["episode_step"], np.where(terminated | truncated, 0, sums[:, 0]))
+            sums[terminated | truncated] = 0.0
+            seen |= {"terminated"} if terminated.any() else set()
+            seen |= {"truncated"} if truncated.any() else set()
+    assert seen == ({"terminated", "truncated"} if ends == "both" else {ends})
+
+
+def test_an_episode_that_ends_when_its_time_is_up_is_terminated_alone():
+    with env_of(COUNTING, worlds=20) as env:
+        env.reset()
+        at_limit = [env.step(torch.zeros(20, 3)) for _ in range(TIME_LIMIT)][-1]
+    both = (at_limit.log[:, 0] == TIME_LIMIT) & at_limit.terminated
+    assert both.any(), "no world terminates at the time limit"
+    assert not (at_limit.terminated & at_limit.truncated).any()
+    assert at_limit.truncated.any()
+
+
+def test_what_a_step_gave_stays_as_it_was():
+    with env_of("gymnasium:tests.env.counting:Together-v0", vectorization="vector_entry_point") as env:
+        first = env.reset()["policy"]
+        step = env.step(torch.zeros(3, 1))
+        kept = [t.clone() for t in (first, step.obs["policy"], step.final_obs["policy"], step.log, step.reward)]
+        assert step.obs["policy"].data_ptr() != step.final_obs["policy"].data_ptr()
+        for _ in range(5):
+            env.step(torch.zeros(3, 1))
+        for before, now in zip(kept, (first, step.obs["policy"], step.final_obs["policy"], step.log, step.reward)):  # noqa: B905
+            torch.testing.assert_close(now, before, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+def test_a_vector_environment_of_its_own_resets_in_its_own_mode(mode: str):
+    """World n takes n + 1 steps from 10, each worth 1, and no step in between."""
+    options = {"vectorization": "vector_entry_point", "options": (f"mode={mode}",)}
+    with env_of("gymnasium:tests.env.counting:Together-v0", **options) as env:
+        assert env.reset()["policy"].tolist() == [[10.0], [10.0], [10.0]]
+        for k in range(1, 13):
+            step = env.step(torch.zeros(3, 1))
+            period = torch.tensor([1, 2, 3])
+            place = (k - 1) % period + 1
+            torch.testing.assert_close(step.reward, torch.ones(3))
+            torch.testing.assert_close(step.final_obs["policy"][:, 0], 10.0 + place)
+            torch.testing.assert_close(step.obs["policy"][:, 0], 10.0 + k % period)
+            assert step.terminated.tolist() == (place == period).tolist()
+
+
+def test_a_vector_environment_that_would_waste_a_step_on_resets_is_refused():
+    options = {"vectorization": "vector_entry_point", "options": ("masks=false",)}
+    with env_of("gymnasium:tests.env.counting:Together-v0", worlds=1, **options) as env:
+        env.reset()
+    with (
+        pytest.raises(UserError, match=r"reset_mask.*use --env.vectorization sync or async"),
+        env_of("gymnasium:tests.env.counting:Together-v0", **options),
+    ):
+        pass
+
+
+def test_actions_span_the_bounds_and_pass_where_there_are_none():
+    with env_of(COUNTING, worlds=2) as env:
+        env.reset()
+        reward = env.step(torch.tensor([[-7.0, 0.5, 3.0], [1.0, 9.0, -4.0]])).reward
+    assert reward.tolist() == pytest.approx([100.0 - 2.0 + 7.5 + 3.0, 100.0 + 2.0 + 10.0 - 4.0])
+
+
+def test_a_worlds_episodes_depend_on_the_seed_and_its_global_number_alone():
+    def starts(worlds: int, first_world: int, seed: int = 0) -> np.ndarray:
+        with env_of(COUNTING, worlds, seed, first_world) as env:
+            rows = [env.reset()] + [env.step(torch.zeros(worlds, 3)).obs for _ in range(20)]
+            return torch.stack([row["policy"] for row in rows]).numpy()
+
+    together = starts(4, 0)
+    np.testing.assert_array_equal(together[:, 2:], starts(2, 2))
+    assert len(np.unique(together[0, :, 0])) == 4
+    assert not np.isin(starts(4, 0, seed=1)[0, :, 0], together[0, :, 0]).any()
+
+
+def test_each_reset_starts_other_episodes():
+    with env_of(COUNTING) as env:
+        first, second = env.reset()["policy"], env.reset()["policy"]
+    assert not torch.isin(first[:, 0], second[:, 0]).any()
+
+
+def test_time_limit_and_rate_are_the_environments():
+    with env_of("MountainCarContinuous-v0", worlds=1) as env:
+        assert (env.episode_steps, env.control_seconds, env.actions) == (999, pytest.approx(1 / 30), 1)
+    with env_of("MountainCarContinuous-v0", worlds=1, options=("max_episode_steps=7",)) as env:
+        env.reset()
+        ended = [bool(env.step(torch.zeros(1, 1)).truncated) for _ in range(7)]
+        assert env.episode_steps == 7
+        assert ended == [False] * 6 + [True]
+    with env_of("gymnasium:tests.env.counting:Endless-v0", worlds=1) as env:
+        assert env.episode_steps == 1000
+
+
+def test_options_reach_the_environment():
+    with env_of(COUNTING, worlds=1, options=("bonus=0.25",)) as env:
+        env.reset()
+        # A Gaussian's mean, zero, is the middle of bounds: 0 and 5.
+        assert env.step(torch.zeros(1, 3)).reward.item() == pytest.approx(105.25)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Pendulm-v1", {}, "no environment 'Pendulm-v1': did you mean 'Pendulum-v1'?"),
+        ("no_such_module:Env-v0", {}, "the module no_such_module cannot be imported"),
+        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but only continuous ones"),
+        ("tests.env.counting:Named-v0", {}, r"observations of Dict.*Discrete\(3\).*FlattenObservation"),
+        ("Pendulum-v1", {"options": ("g",)}, "--env.options g: give KEY=VALUE"),
+        ("Pendulum-v1", {"options": ("g=[1",)}, r"--env.options g=\[1: not a value"),
+        ("Pendulum-v1", {"options": ("gravity=1",)}, "cannot make Pendulum-v1 with gravity=1: TypeError"),
+        ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "has no vector environment of its own"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_reason(name: str, options: dict[str, Any], said: str):
+    with pytest.raises(UserError, match=said), env_of(f"gymnasium:{name}", **options):
+        pass
+
+
+def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
+    words = ("cartpole", "gymnasium:Pendulum-v1", "gymnasium:", "gymnasium", "--seed", "run:1")
+    assert [word for word in words if registry.is_name(word)] == ["cartpole", "gymnasium:Pendulum-v1"]
+
+
+def test_an_engine_of_ours_is_refused():
+    config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=TINY)
+    with pytest.raises(UserError, match=r"--engine mujoco: .* has an engine of its own; leave --engine out"):
+        build(config, Group(Rank()), range(2))
+
+
+# With learners
+
+
+def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
+    group = Group(Rank())
+    with env_of(COUNTING, worlds=4) as env, env_of(COUNTING, worlds=4) as again:
+        before = Stepper(env, 0, group)
+        for _ in range(3):
+            before.step(torch.zeros(4, 3))
+        after = Stepper(again, 0, group)
+        after.load_state(before.state())
+        seen = after.obs["policy"]
+        assert seen[:, 1].tolist() == [0.0] * 4
+        assert not torch.isin(seen[:, 0], before.obs["policy"][:, 0]).any()
+        step = after.step(torch.zeros(4, 3))
+        torch.testing.assert_close(step.final_obs["policy"], seen + torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("learner", ["ppo", "rsl_rl"])
+def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Path):
+    LEARNERS[learner].check_installed()
+    settings = TINY if learner == "ppo" else RslRlConfig(num_steps_per_env=8, hidden_dims=(16, 16))
+    config = TrainConfig(
+        task=COUNTING, env={}, learner=learner, settings=settings, num_envs=4, max_iterations=2, logger="none"
+    )
+    run = RunDir(tmp_path / "run")
+    result = train(config, run, Console(quiet=True))
+    assert (result["status"], result["engine"], result["max_length"]) == ("completed", "gymnasium", TIME_LIMIT)
+    assert 2.0 <= result["mean_length"] <= TIME_LIMIT
+    # 100 for the first step, 200 for the second, and so on.
+    assert 300.0 < result["mean_return"] < 1600.0
+
+    more = replace(config, max_iterations=3)
+    newest = run.checkpoints / "iteration_00000002.safetensors"
+    assert train(more, run, Console(quiet=True), newest)["iterations"] == 3
+
+    shown = record(str(run.path), tmp_path / "video.mp4", 2.0, 64, 64, 0)
+    assert shown.seconds == pytest.approx(2.0)
+    assert shown.episodes >= 3
+    with av.open(str(shown.file)) as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    assert frames.shape == (20, 64, 64, 3)
+    assert frames[:, :12].max() < 20, "no black above a picture that is wider than high"
+    assert len({round(float(frame[32, 32, 0]) / 50) for frame in frames}) > 2, "the count does not show"
+    policy = torch.jit.load(export(str(run.path), "torchscript", None))
+    assert policy(torch.zeros(5, 2)).shape == (5, 3)
+
+
+def paceline(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "paceline", *words]
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_ranks_learn_what_one_does(tmp_path: Path):
+    few = ["--gpu-ids", "none", "--max-iterations", "2", "--total-envs", "4", "--ppo.horizon", "8", "--logger", "none"]
+    results = []
+    for ranks in ("1", "2"):
+        run = tmp_path / ranks
+        process = paceline("train", COUNTING, *few, "--ranks", ranks, "--run-dir", str(run), cwd=tmp_path)
+        said = process.communicate(timeout=100)
+        assert process.returncode == 0, said
+        results.append(json.loads((run / "result.json").read_text()))
+    assert [result["world_size"] for result in results] == [1, 2]
+    # Two iterations do not suffice for rounding to change an action by much.
+    assert results[0]["mean_length"] == results[1]["mean_length"]
+    assert results[0]["mean_return"] == pytest.approx(results[1]["mean_return"], rel=1e-3)
+
+
+def test_ctrl_c_reaches_the_trainer_and_not_the_processes_of_its_worlds(tmp_path: Path):
+    words = ["--env.vectorization", "async", "--num-envs", "2", "--gpu-ids", "none", "--max-iterations", "100000"]
+    process = paceline("train", COUNTING, *words, "--run-dir", "run", "--logger", "none", cwd=tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("iteration"):
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60.0)
+    assert (process.returncode, said) == (interrupts.EXIT_CODE, "")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("name", ["Pendulum-v1", "InvertedPendulum-v5"])
+def test_gymnasiums_own_environments_can_be_drawn(name: str, tmp_path: Path):
+    if name == "Pendulum-v1":
+        pytest.importorskip("pygame")  # what classic control draws with is not part of the extra
+    run = RunDir(tmp_path / "run")
+    config = TrainConfig(task=f"gymnasium:{name}", env={}, settings=TINY, num_envs=2, max_iterations=1, logger="none")
+    train(config, run, Console(quiet=True))
+    shown = record(str(run.path), None, 0.5, 64, 48, 0)
+    with av.open(str(shown.file)) as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    assert frames.shape[1:] == (48, 64, 3)
+    assert frames.std() > 10.0, "one colour"
+    assert np.abs(frames[-1].astype(float) - frames[0]).max() > 30.0, "all frames alike"
