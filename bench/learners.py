@@ -17,7 +17,8 @@ from rich.table import Table
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.settings import LEARNERS, Settings
+from paceline.learners import adapters
+from paceline.settings import Settings
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
@@ -58,7 +59,7 @@ def main() -> None:
     for name in args.learners:
         settings = SETTINGS[name]
         env = RobotEnv(TASK, args.num_envs, "auto", device)
-        learner = LEARNERS[name].make(env, settings, 0, group)
+        learner = adapters.make(name, env, settings, 0, group)
         rows.append(
             {
                 "learner": name,

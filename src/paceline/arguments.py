@@ -47,7 +47,7 @@ class TrainArguments:
     resume: Annotated[str | None, arg(metavar="RUN|auto")] = None
     """Go on with a run: its directory, one of its checkpoint files, or auto for the newest under runs/."""
     engine: str = "auto"
-    """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs)."""
+    """auto, mujoco (the C engine, on CPUs) or warp (MuJoCo Warp, on GPUs); gymnasium: tasks have their own."""
     gpu_ids: Annotated[tuple[str, ...], arg(metavar="ID|all|none")] = ()
     """GPUs, relative to CUDA_VISIBLE_DEVICES, one rank each; none is the CPU. By default the first GPU, or else the
     CPU; a resumed run stays where it was."""
@@ -156,7 +156,7 @@ def _take_task(words: list[str], stored: str | None) -> tuple[str | None, list[s
         named = before == "--task" or word.startswith("--task=")
         takes_no_value = before in _SWITCHES or ".no-" in before or "=" in before
         free = takes_no_value or not before.startswith("--")
-        if named or (i == 0 and not word.startswith("-")) or (free and word in registry.names()):
+        if named or (i == 0 and not word.startswith("-")) or (free and registry.is_name(word)):
             task = word.removeprefix("--task=")
             if stored not in (None, task):
                 raise UserError(f"the run to resume is of task {stored!r}, not {task!r}")

@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from paceline import checkpoint
 from paceline.checks import from_dict
@@ -18,9 +19,10 @@ from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
+from paceline.learners import adapters
 from paceline.learners.learner import Learner
+from paceline.learners.rsl_rl_files import foreign_policy
 from paceline.run_dir import RunDir
-from paceline.settings import LEARNERS
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
 from paceline.tasks.registry import TaskEntry
@@ -30,21 +32,23 @@ from paceline.versions import versions
 def build(config: TrainConfig, group: Group, worlds: range, drawn: bool = False) -> tuple[VecEnv, Learner]:
     """The env and the learner of a run, with fresh weights, for some of its worlds; one that can be `drawn`, if so
     asked."""
+    env = _env(config, group, worlds, drawn)
+    return env, adapters.make(config.learner, env, config.settings, config.seed, group)
+
+
+def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool) -> VecEnv:
     entry = registry.find(config.task)
     task = from_dict(entry.task, config.env, f"options of task {config.task}")
     device, threads = group.rank.device, group.rank.cores
     placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_world": worlds.start}
     engine_of(config, device)
     if isinstance(entry, TaskEntry):
-        env = RobotEnv(task, engine=config.engine, threads=threads, **placed)
-    elif not drawn:
-        env = entry.make(task, **placed)
-    elif entry.drawn:
-        env = entry.drawn(task, **placed)
-    else:
-        raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
-    module, name = LEARNERS[config.learner].adapter.split(":")
-    return env, getattr(import_module(module), name)(env, config.settings, config.seed, group)
+        return RobotEnv(task, engine=config.engine, threads=threads, **placed)
+    if not drawn:
+        return entry.make(task, **placed)
+    if entry.drawn:
+        return entry.drawn(task, **placed)
+    raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
@@ -64,8 +68,8 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
         # Each host may have its own GPUs, and its own place for logs.
         if name in ("gpu_ids", "worker_log_dir"):
             continue
-        options = {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else None
         name = config.settings.flags if name == "settings" else name
+        options = {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else None
         found |= {f"setting {key}": str(option) for key, option in (options or {name: value}).items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
@@ -100,3 +104,49 @@ def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learn
     env, learner = build(config, Group(Rank()), range(1), drawn)
     fit(learner.load_policy, saved, str(file))
     return env, learner, opened
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a file of RSL-RL's own does not say of its policy."""
+
+    task: str | None = None
+    activation: str | None = None
+    """By RSL-RL's name for it; by default the task's own for RSL-RL."""
+
+
+OURS = Elsewhere()
+"""A run of ours says all of it."""
+
+
+@dataclass(frozen=True)
+class Playable:
+    """A policy in one world, on the CPU whatever it was trained on."""
+
+    env: VecEnv
+    policy: nn.Module
+    task: str
+    iteration: int
+    folder: Path
+    """For what is made of it."""
+
+
+def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False) -> Playable:
+    """The policy of a run of ours, `run` as for `RunDir.open`; or of a file of RSL-RL's, if a task is named."""
+    if elsewhere.task:
+        return _foreign(Path(run), elsewhere.task, elsewhere.activation, seed, drawn)
+    if elsewhere.activation:
+        raise UserError(f"--activation {elsewhere.activation} is for policies trained elsewhere: give --task too")
+    if run.endswith(".pt") and Path(run).is_file():
+        raise UserError(f"{run} does not say what it was trained for: give its --task")
+    env, learner, opened = trained(run, seed, drawn)
+    return Playable(env, learner.policy(), opened.config().task, learner.iteration, opened.path)
+
+
+def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bool) -> Playable:
+    entry = registry.find(task)
+    config = TrainConfig(task=task, env={}, seed=seed)
+    env = _env(config, Group(Rank()), range(1), drawn)
+    inputs = env.reset()["policy"].shape[1]
+    found = foreign_policy(file, activation or entry.rsl_rl.activation, inputs, env.actions)
+    return Playable(env, found.network, task, found.iteration, file.parent)

@@ -42,6 +42,10 @@ class PlayArguments:
 
     run: Positional[str]
     """The run's directory, one of its checkpoint files, or auto for the newest."""
+    task: Annotated[str | None, arg(metavar="TASK")] = None
+    """For a policy that RSL-RL trained elsewhere, RUN being its model_N.pt: the task that it is for."""
+    activation: str | None = None
+    """Of such a policy, by RSL-RL's name, because the file does not say it; by default the task's for rsl_rl."""
     video: Annotated[Path | None, arg(metavar="FILE")] = None
     """Where the mp4 goes; by default into the run's videos/."""
     seconds: float = 10.0
@@ -58,6 +62,10 @@ class ExportArguments:
 
     run: Positional[str]
     """The run's directory, one of its checkpoint files, or auto for the newest."""
+    task: Annotated[str | None, arg(metavar="TASK")] = None
+    """For a policy that RSL-RL trained elsewhere, RUN being its model_N.pt: the task that it is for."""
+    activation: str | None = None
+    """Of such a policy, by RSL-RL's name, because the file does not say it; by default the task's for rsl_rl."""
     format: Literal["onnx", "torchscript"] = "onnx"
     output: Annotated[Path | None, arg(metavar="FILE")] = None
     """By default policy.onnx or policy.pt in the run's directory."""
@@ -293,14 +301,26 @@ def _tasks(words: list[str], console: Console) -> int:
         else:
             table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
     console.print(table)
+    console.print(
+        "\ngymnasium:ID is any Gymnasium environment with continuous actions, such as gymnasium:HalfCheetah-v5."
+    )
     return 0
 
 
 def _play(words: list[str], console: Console) -> int:
     arguments = parse(PlayArguments, words, "play")
+    from paceline.build import Elsewhere
     from paceline.play import record
 
-    shown = record(arguments.run, arguments.video, arguments.seconds, arguments.width, arguments.height, arguments.seed)
+    shown = record(
+        arguments.run,
+        arguments.video,
+        arguments.seconds,
+        arguments.width,
+        arguments.height,
+        arguments.seed,
+        Elsewhere(arguments.task, arguments.activation),
+    )
     console.print(
         f"{escape(str(shown.file))}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
         f"mean reward {shown.mean_reward:.3f} per step"
@@ -310,9 +330,11 @@ def _play(words: list[str], console: Console) -> int:
 
 def _export(words: list[str], console: Console) -> int:
     arguments = parse(ExportArguments, words, "export")
+    from paceline.build import Elsewhere
     from paceline.export import export
 
-    console.print(escape(str(export(arguments.run, arguments.format, arguments.output))))
+    elsewhere = Elsewhere(arguments.task, arguments.activation)
+    console.print(escape(str(export(arguments.run, arguments.format, arguments.output, elsewhere))))
     return 0
 
 

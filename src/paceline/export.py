@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.build import trained
+from paceline.build import OURS, Elsewhere, playable
 from paceline.errors import UserError, unknown
 from paceline.run_dir import write_atomically
 
@@ -21,7 +21,7 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4
 
 
-def export(run: str, format: str, output: Path | None) -> Path:
+def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OURS) -> Path:
     """Write the policy, from observations [batch, n] to actions, and return the file.
 
     ONNX names them "obs" and "actions"; what the policy is of is in its metadata, or in paceline.json inside the
@@ -29,12 +29,14 @@ def export(run: str, format: str, output: Path | None) -> Path:
     """
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    env, learner, opened = trained(run)
-    file = output or opened.path / f"policy{SUFFIXES[format]}"
+    found = playable(run, elsewhere)
+    env, file = found.env, output or found.folder / f"policy{SUFFIXES[format]}"
+    if file.exists() and file.samefile(run):
+        raise UserError(f"{file} would be written over the policy it is made of: choose another --output")
     _check_place(file, format)
-    policy = learner.policy().eval()
+    policy = found.policy.eval()
     obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
-    about = {"task": opened.config().task, "iteration": learner.iteration, "control_seconds": env.control_seconds}
+    about = {"task": found.task, "iteration": found.iteration, "control_seconds": env.control_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from paceline.build import trained
+from paceline.build import OURS, Elsewhere, playable
 from paceline.distributed.gpus import egl_index, gpu_uuid
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import DrawnEnv, VecEnv
 from paceline.errors import UserError
-from paceline.run_dir import write_atomically
+from paceline.run_dir import RunDir, write_atomically
 
 MOST_FRAMES_PER_SECOND = 60
 LONGEST_SECONDS = 3600.0
@@ -51,15 +51,23 @@ class Shown:
     """Per step."""
 
 
-def record(run: str, video: Path | None, seconds: float, width: int, height: int, seed: int) -> Shown:
+def record(
+    run: str,
+    video: Path | None,
+    seconds: float,
+    width: int,
+    height: int,
+    seed: int,
+    elsewhere: Elsewhere = OURS,
+) -> Shown:
     """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4."""
     _check(video, seconds, width, height)
-    env, learner, opened = trained(run, seed, drawn=True)
-    file = video or opened.videos / f"iteration_{learner.iteration:04d}.mp4"
+    found = playable(run, elsewhere, seed, drawn=True)
+    env, file = found.env, video or RunDir(found.folder).videos / f"iteration_{found.iteration:04d}.mp4"
     _check_place(file)
 
     steps = max(1, round(seconds / env.control_seconds))
-    act = _Act(env, learner.policy(), steps)
+    act = _Act(env, found.policy, steps)
     stride, rate = frame_rate(env.control_seconds)
     with _painter(env, width, height) as picture:
         content = _encode((picture() for _ in act.play(stride)), width, height, rate)

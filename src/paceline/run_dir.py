@@ -48,7 +48,8 @@ class RunDir:
     @classmethod
     def named(cls, path: Path | None, task: str) -> "RunDir":
         """For a new run, by default named after the time; nothing is made or looked at yet."""
-        return cls(path or RUNS / task / datetime.now().strftime("%Y-%m-%d_%H-%M-%S"), given=path is not None)
+        time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        return cls(path or RUNS / _folder(task) / time, given=path is not None)
 
     def check_new(self) -> None:
         """Whether a new run can be here; nothing is made, so that one that cannot start leaves nothing."""
@@ -128,7 +129,7 @@ class RunDir:
 
     @classmethod
     def _newest(cls, task: str) -> "RunDir":
-        files = [f for f in RUNS.glob(f"{task}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
+        files = [f for f in RUNS.glob(f"{_folder(task)}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
         if not files:
             raise UserError(
                 f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory"
@@ -173,3 +174,8 @@ def write_atomically(file: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _folder(task: str) -> str:
+    """One folder for each task, also where its name has a slash, as some of Gymnasium's have."""
+    return task.replace("/", "_")

@@ -3,11 +3,16 @@
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
+_PACKAGES = (
+    *("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang", "gymnasium"),
+    *("rsl-rl-lib", "rl-games", "skrl", "jax", "flax", "optax"),
+)
+
 
 def versions() -> dict[str, str]:
     """By package; those that are not here are left out."""
     found = {"python": python_version()}
-    for package in ("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang"):
+    for package in _PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

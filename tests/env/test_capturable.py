@@ -164,7 +164,9 @@ def test_a_task_that_breaks_its_contract_is_found(task: type[Cartpole], complain
         run_refusing_syncs(task())
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize(
+    "name", [name for name in registry.names() if isinstance(registry.find(name), registry.TaskEntry)]
+)
 def test_every_task_can_be_captured(name: str):
     happened = run_refusing_syncs(registry.find(name).task())
     assert happened.terminated >= 1

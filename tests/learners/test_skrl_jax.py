@@ -242,13 +242,18 @@ def learn_as_rank() -> dict[str, Any]:
         "count": agent.scalers["observation"].current_count.item(),
         "mean": to_torch(agent.scalers["observation"].running_mean).clone(),
     }
-    adam = agent.optimizers["value"]
-    before = unflat(adam.adam.state, flat(adam.adam.state))
-    gradient = jax.tree.map(lambda leaf: 1e-3 * (group.rank.index + 1.0) + 0.0 * leaf, agent.value.state_dict.params)
-    adam.step(grad=gradient, model=agent.value, lr=0.0)
-    decayed = jax.tree.map(lambda was, now: now - 0.9 * was, before[1].mu, adam.adam.state[1].mu)
-    found["gradient"] = torch.cat([leaf.flatten() for leaf in flat(decayed).values()]) / 0.1
-    adam.adam = adam.adam.replace(state=before)
+    before = dict(agent.adam.states)
+    own = 1e-3 * (group.rank.index + 1.0)
+    for network in agent.networks.values():
+        gradient = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, own), network.state_dict.params)
+        agent.adam.step(grad=gradient, model=network, lr=0.0)
+    for name, moments in before.items():
+        fresh = jax.tree.map(lambda was, now: now - 0.9 * was, moments[1].mu, agent.adam.states[name][1].mu)
+        found[f"{name} gradient"] = torch.cat([leaf.flatten() for leaf in flat(fresh).values()]) / 0.1
+    agent.adam.states.update(before)
+    found["collectives"] = -group.collectives
+    agent.update(timestep=0, timesteps=0)
+    found["collectives"] += group.collectives
     values = [learner.learn() for _ in range(3)]
     found |= {"values": values[-1], "worlds": learner.env.num_envs}
     found["common"] = leaves({key: part for key, part in learner.state().items() if key != "worlds"})
@@ -289,7 +294,14 @@ def test_a_step_takes_the_mean_gradient_over_all_samples(ranks: list[dict[str, A
     worlds = [rank["worlds"] for rank in ranks]
     expected = 1e-3 * (worlds[0] * 1.0 + worlds[1] * 2.0) / sum(worlds)
     for rank in ranks:
-        torch.testing.assert_close(rank["gradient"], torch.full_like(rank["gradient"], expected), rtol=1e-3, atol=0.0)
+        for name in ("policy gradient", "value gradient"):
+            torch.testing.assert_close(rank[name], torch.full_like(rank[name], expected), rtol=1e-3, atol=1e-6)
+
+
+def test_a_minibatch_takes_one_sum_over_ranks(ranks: list[dict[str, Any]]):
+    minibatches, epochs = SMALL.mini_batches, SMALL.learning_epochs
+    # Beside it: statistics of values, returns and advantages, of all observations once, and each epoch's divergence.
+    assert ranks[0]["collectives"] == minibatches * epochs + 3 + minibatches + epochs
 
 
 def test_skrls_own_launcher_starts_the_ranks(tmp_path: Path):

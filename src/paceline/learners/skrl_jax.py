@@ -102,7 +102,7 @@ class SkrlJax:
             "normalizers": {name: flat(scaler.statistics()) for name, scaler in agent.scalers.items()},
             "optimizer": {
                 "learning_rate": float(agent.policy_learning_rate),
-                **{name: flat(optimizer.adam.state) for name, optimizer in agent.optimizers.items()},
+                **{name: flat(moments) for name, moments in agent.adam.states.items()},
             },
             "iteration": self.iteration,
             "worlds": self._stepper.state(),
@@ -114,8 +114,8 @@ class SkrlJax:
         _set_parameters(agent.value, state["networks"]["value"])
         for name, scaler in agent.scalers.items():
             scaler.load(state["normalizers"][name])
-        for name, optimizer in agent.optimizers.items():
-            optimizer.adam = optimizer.adam.replace(state=unflat(optimizer.adam.state, state["optimizer"][name]))
+        for name, moments in agent.adam.states.items():
+            agent.adam.states[name] = unflat(moments, state["optimizer"][name])
         agent.policy_learning_rate = agent.value_learning_rate = state["optimizer"]["learning_rate"]
         self._stepper.load_state(state["worlds"])
 
@@ -180,8 +180,7 @@ class _Agent(PPO):
         self._value_preprocessor = memory.values = _Values(self.scalers.get("value"))
 
         stock = {"policy": self.policy_optimizer, "value": self.value_optimizer}
-        self.optimizers = {name: _SharedAdam(adam, self.networks[name], group, share) for name, adam in stock.items()}
-        self.policy_optimizer, self.value_optimizer = cast("Any", tuple(self.optimizers.values()))
+        self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(stock, self.networks, group, share)
         self._adapt = self.policy_scheduler if config.learning_rate_scheduler == "KLAdaptiveLR" else None
         self.policy_scheduler, self.value_scheduler = cast("Any", (self._next_rate, self._same_rate))
         self.init()
@@ -304,15 +303,23 @@ class GradientMean:
 
 
 class _SharedAdam:
-    """skrl's optimiser, on the gradient of all ranks."""
+    """skrl's optimisers of both networks, on the gradients of all ranks. It asks for the policy's step and then for the
+    value's; both are done at the second, so that one sum serves both."""
 
-    def __init__(self, adam: Any, network: Model, group: Group, share: float):
-        # Bound to the device from the start, as it is after a step: else the first would be compiled for itself.
-        self.adam = adam.replace(state=jax.device_put(adam.state, network.device))
-        self._mean = GradientMean(network.state_dict.params, group, share)
+    def __init__(self, adams: dict[str, Any], networks: dict[str, Model], group: Group, share: float):
+        # Bound to the device from the start, as they are after a step: else the first would be compiled for itself.
+        self.states = {name: jax.device_put(adam.state, networks[name].device) for name, adam in adams.items()}
+        self._adams, self._networks, self._waiting = adams, networks, dict[str, Any]()
+        self._mean = GradientMean({name: network.state_dict.params for name, network in networks.items()}, group, share)
 
     def step(self, *, grad: Any, model: Model, lr: float) -> "_SharedAdam":
-        self.adam = self.adam.step(grad=self._mean(grad), model=model, lr=lr)
+        name = next(name for name, network in self._networks.items() if network is model)
+        self._waiting[name] = grad
+        if self._waiting.keys() == self._networks.keys():
+            for name, mean in self._mean(self._waiting).items():
+                adam = self._adams[name].replace(state=self.states[name])
+                self.states[name] = adam.step(grad=mean, model=self._networks[name], lr=lr).state
+            self._waiting = {}
         return self
 
 

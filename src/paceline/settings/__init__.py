@@ -1,9 +1,8 @@
 """What can learn, what it needs, and its own settings. The packages are imported by the adapters alone."""
 
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from paceline.errors import UserError
 from paceline.settings.ppo import PpoConfig
@@ -38,17 +37,10 @@ class LearnerKind:
     """A learner that a run can name."""
 
     settings: type[Settings]
-    adapter: str
-    """module:class, with a constructor (env, settings, seed, group)."""
     packages: tuple[str, ...] = ()
     """What it imports beyond the default install."""
     extra: str = ""
     """The extra that brings them."""
-
-    def make(self, env: Any, settings: Settings, seed: int, group: Any) -> Any:
-        """The learner, with fresh weights."""
-        module, name = self.adapter.split(":")
-        return getattr(import_module(module), name)(env, settings, seed, group)
 
     def check_installed(self) -> None:
         for package in self.packages:
@@ -60,9 +52,9 @@ class LearnerKind:
 
 
 LEARNERS = {
-    "ppo": LearnerKind(PpoConfig, "paceline.learners.ppo:Ppo"),
-    "rsl_rl": LearnerKind(RslRlConfig, "paceline.learners.rsl_rl:RslRl", ("rsl_rl",), "rsl-rl"),
-    "rl_games": LearnerKind(RlGamesConfig, "paceline.learners.rl_games:RlGames", ("rl_games",), "rl-games"),
-    "skrl": LearnerKind(SkrlConfig, "paceline.learners.skrl_torch:SkrlTorch", ("skrl",), "skrl"),
-    "skrl_jax": LearnerKind(SkrlConfig, "paceline.learners.skrl_jax:SkrlJax", ("skrl", "jax", "flax", "optax"), "jax"),
+    "ppo": LearnerKind(PpoConfig),
+    "rsl_rl": LearnerKind(RslRlConfig, ("rsl_rl",), "rsl-rl"),
+    "rl_games": LearnerKind(RlGamesConfig, ("rl_games",), "rl-games"),
+    "skrl": LearnerKind(SkrlConfig, ("skrl",), "skrl"),
+    "skrl_jax": LearnerKind(SkrlConfig, ("skrl", "jax", "flax", "optax"), "jax"),
 }
