@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from paceline.distributed.group import Group
+
 
 def sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
     """Of `rows` [..., width] less `origin`, and of the squares of that, float64 [2, width]. They are taken about the
@@ -11,6 +13,25 @@ def sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
     variance, mean = torch.var_mean(rows, dim=0, correction=0)
     shift = (mean - origin).double()
     return torch.stack((shift, variance + shift.square())) * rows.shape[0]
+
+
+def moments(group: Group, rows: Tensor, origin: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the rows [..., width] that all ranks have: how many, their mean and their variance, float64. An `origin` near
+    the mean keeps the variance exact."""
+    own = sums(rows, origin)
+    count = torch.full_like(own[:1], rows.numel() // rows.shape[-1])
+    count, total, squares = group.sum_(torch.cat((count, own))).unbind(0)
+    shift = total / count
+    # Rounding may take what never varies below zero, and its root would not be a number.
+    variance = (squares / count - shift.square()).clamp(min=0.0)
+    return count[0], shift + origin, variance
+
+
+def standardized(group: Group, rows: Tensor) -> Tensor:
+    """With zero mean and unit spread over the rows [..., 1] of all ranks."""
+    count, mean, variance = moments(group, rows)
+    spread = (variance * count / (count - 1.0).clamp(min=1.0)).sqrt()
+    return (rows - mean.float()) / (spread.float() + 1e-8)
 
 
 class RunningStatistics:

@@ -109,12 +109,11 @@ class _Agent(A2CAgent):
             self._normalizers = self._replace_normalizers()
         self.init_tensors()
         self.central_loss = 0.0
-        share = stepper.env.num_envs / sum(self._group.everyone(stepper.env.num_envs))
         largest = config.grad_norm if config.truncate_grads else None
-        self._gradient = _Gradient(self.optimizer, self._group, share, largest)
+        self._gradient = _Gradient(self.optimizer, stepper, largest)
         if self.has_central_value:
             self.central_value_net.writter = None
-            _Gradient(self.central_value_net.optimizer, self._group, share, largest)
+            _Gradient(self.central_value_net.optimizer, stepper, largest)
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
         self.clock.lap()
@@ -199,10 +198,9 @@ class _Normalizer(RunningMeanStd):
 class _Gradient:
     """An optimiser's, before each of its steps: the mean over all ranks' samples, in one collective, then clipped."""
 
-    def __init__(self, optimizer: Optimizer, group: Group, share: float, largest_norm: float | None):
-        """`share` is this rank's of all samples."""
+    def __init__(self, optimizer: Optimizer, stepper: Stepper, largest_norm: float | None):
         self._parameters: list[nn.Parameter] = optimizer.param_groups[0]["params"]
-        self._group, self._share, self._largest_norm = group, share, largest_norm
+        self._group, self._share, self._largest_norm = stepper.group, stepper.share, largest_norm
         self.beside = torch.zeros((), device=self._parameters[0].device)
         """A number whose mean is taken with it."""
         optimizer.register_step_pre_hook(self._meet)

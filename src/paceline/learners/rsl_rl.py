@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.group import Group
-from paceline.distributed.statistics import sums
+from paceline.distributed.statistics import moments, standardized
 from paceline.env.graph import capture
 from paceline.env.vec_env import VecEnv
 from paceline.learners.adam import FlatAdam
@@ -38,7 +38,7 @@ class RslRl:
     def __init__(self, env: VecEnv, config: RslRlConfig, seed: int, group: Group):
         self.env, self.config, self.iteration = env, config, 0
         self._stepper = Stepper(env, seed, group)
-        self.algorithm = _Algorithm(self._rows(self._stepper.obs), env, config, seed, group)
+        self.algorithm = _Algorithm(self._rows(self._stepper.obs), self._stepper, config, seed)
         collect, improve = torch.no_grad()(self._roll_out), torch.no_grad()(self.algorithm.improve)
         self._collect = capture(collect, env.device, warp=True) if env.capturable else collect
         self._improve = capture(improve, env.device) if group.capturable else improve
@@ -110,8 +110,9 @@ class RslRl:
 class _Algorithm(PPO):
     """Acts, stores and computes returns as stock does; improves the policy over the samples of all ranks."""
 
-    def __init__(self, obs: TensorDict, env: VecEnv, config: RslRlConfig, seed: int, group: Group):
-        self._group, self._config = group, config
+    def __init__(self, obs: TensorDict, stepper: Stepper, config: RslRlConfig, seed: int):
+        env, group = stepper.env, stepper.group
+        self._group, self._share, self._config = group, stepper.share, config
         groups = {"actor": ["policy"], "critic": ["critic" if "critic" in obs.keys() else "policy"]}  # noqa: SIM118
         device = cast("str", env.device)
         torch.manual_seed(seed)
@@ -146,16 +147,16 @@ class _Algorithm(PPO):
         """All epochs; returns the means of `_LOSS_NAMES`."""
         config = self._config
         if not config.normalize_advantage_per_mini_batch:
-            self.storage.advantages = _standardized(self.storage.advantages, self._group)
+            self.storage.advantages = standardized(self._group, self.storage.advantages)
         parts = []
         for batch in self.storage.mini_batch_generator(config.num_mini_batches, config.num_learning_epochs):
             if config.normalize_advantage_per_mini_batch:
-                batch.advantages = _standardized(cast("Tensor", batch.advantages), self._group)
+                batch.advantages = standardized(self._group, cast("Tensor", batch.advantages))
             with torch.enable_grad():
                 loss, losses = self._losses(batch)
                 self._flat.differentiate(loss)
             torch.stack(losses, out=self._flat.beside)
-            self._group.sum_(self._flat.message.div_(self._group.size))
+            self._group.sum_(self._flat.message.mul_(self._share))
             parts.append(self._flat.beside.clone())
             if config.schedule == "adaptive":
                 self._adapt(parts[-1][-1])
@@ -209,22 +210,9 @@ class _Normalizer(EmpiricalNormalization):
         self._group = group
 
     def update(self, x: Tensor) -> None:
-        seen = torch.full((1,), x.shape[0], dtype=torch.float64, device=x.device)
-        told = self._group.sum_(torch.cat((seen, sums(x, self._mean[0]).flatten())))
-        seen, moments = told[0], told[1:].view(2, -1) / told[0]
-        shift, square = moments.unbind(0)
+        seen, mean, variance = moments(self._group, x, self._mean[0])
         self.count += seen.long()
-        share = seen / self.count
-        variance = (square - shift.square()).clamp(min=0.0)
+        share, shift = seen / self.count, mean - self._mean
         self._var += (share * (variance - self._var + shift.square() * (1.0 - share))).float()
         self._mean += (share * shift).float()
         self._std.copy_(self._var.sqrt())
-
-
-def _standardized(values: Tensor, group: Group) -> Tensor:
-    """Zero mean and unit spread over the samples of all ranks."""
-    count = torch.full((1,), values.numel(), dtype=torch.float64, device=values.device)
-    count, total, squares = group.sum_(torch.cat((count, sums(values.reshape(-1, 1)).flatten()))).unbind(0)
-    mean = total / count
-    spread = ((squares - total * mean).clamp(min=0.0) / (count - 1.0).clamp(min=1.0)).sqrt()
-    return (values - mean.float()) / (spread.float() + 1e-8)

@@ -2,9 +2,6 @@
 way of joining processes: what ranks have in common goes through our group."""
 
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import flax.linen
@@ -17,27 +14,15 @@ from jax.flatten_util import ravel_pytree
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.distributed.statistics import sums
+from paceline.distributed.statistics import moments
 from paceline.env.vec_env import VecEnv
-from paceline.errors import UserError
 from paceline.learners.clock import Clock
 from paceline.learners.jax_bridge import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
+from paceline.learners.skrl_import import check_minibatches, without_launcher
 from paceline.learners.stepper import Stepper, same_on_all_ranks
 from paceline.settings.skrl import SkrlConfig
 
-
-@contextmanager
-def _hidden(*names: str) -> Iterator[None]:
-    """Inside, these environment variables are not set."""
-    found = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(found)
-
-
-# skrl joins processes as soon as it is imported, torch's over nccl alone and JAX's in a runtime of their own.
-with _hidden("RANK", "LOCAL_RANK", "WORLD_SIZE", "JAX_RANK", "JAX_LOCAL_RANK", "JAX_WORLD_SIZE"):
+with without_launcher():
     import skrl
     from skrl.agents.jax import ExperimentCfg
     from skrl.agents.jax.ppo import PPO, PPO_CFG
@@ -62,7 +47,7 @@ class SkrlJax:
         skrl.config.jax.device = self._device
         jax.config.update("jax_default_device", self._device)
         torch.manual_seed(seed)
-        self._agent = _Agent(env.num_envs, env.actions, self._stepper.widths(), config, group, self._device)
+        self._agent = _Agent(self._stepper, config, self._device)
         for network in self._agent.networks.values():
             parameters = flat(network.state_dict.params)
             same_on_all_ranks(group, list(parameters.values()))
@@ -114,8 +99,8 @@ class SkrlJax:
         _set_parameters(agent.value, state["networks"]["value"])
         for name, scaler in agent.scalers.items():
             scaler.load(state["normalizers"][name])
-        for name, moments in agent.adam.states.items():
-            agent.adam.states[name] = unflat(moments, state["optimizer"][name])
+        for name, adam in agent.adam.states.items():
+            agent.adam.states[name] = unflat(adam, state["optimizer"][name])
         agent.policy_learning_rate = agent.value_learning_rate = state["optimizer"]["learning_rate"]
         self._stepper.load_state(state["worlds"])
 
@@ -161,13 +146,11 @@ class _Agent(PPO):
     value: "_Value"
     memory: "_Memory"
 
-    def __init__(
-        self, worlds: int, actions: int, widths: dict[str, int], config: SkrlConfig, group: Group, device: JaxDevice
-    ):
-        self._group, self._divergences = group, list[float]()
-        self._share = share = worlds / float(group.sum_(torch.tensor(worlds, dtype=torch.float64)))
+    def __init__(self, stepper: Stepper, config: SkrlConfig, device: JaxDevice):
+        self._group, self._share, self._divergences = stepper.group, stepper.share, list[float]()
+        group, widths, actions = stepper.group, stepper.widths(), stepper.env.actions
         self.networks = make_networks(widths, actions, config, device)
-        memory = _Memory(group, memory_size=config.rollouts, num_envs=worlds, device=device)
+        memory = _Memory(group, memory_size=config.rollouts, num_envs=stepper.env.num_envs, device=device)
         spaces = _spaces(widths, actions, device)
         super().__init__(models=self.networks, memory=memory, cfg=_agent_config(config), **spaces)
         self.scalers: dict[str, _Scaler] = {}
@@ -180,7 +163,9 @@ class _Agent(PPO):
         self._value_preprocessor = memory.values = _Values(self.scalers.get("value"))
 
         stock = {"policy": self.policy_optimizer, "value": self.value_optimizer}
-        self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(stock, self.networks, group, share)
+        self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(
+            stock, self.networks, group, stepper.share
+        )
         self._adapt = self.policy_scheduler if config.learning_rate_scheduler == "KLAdaptiveLR" else None
         self.policy_scheduler, self.value_scheduler = cast("Any", (self._next_rate, self._same_rate))
         self.init()
@@ -224,7 +209,7 @@ def _agent_config(config: SkrlConfig) -> PPO_CFG:
     same += ("ratio_clip", "value_clip", "entropy_loss_scale", "value_loss_scale", "time_limit_bootstrap")
     return PPO_CFG(
         **{name: getattr(config, name) for name in same},
-        gae_lambda=config.lambda_,
+        gae_lambda=config.gae_lambda,
         # Also where the rate is fixed: skrl then hands it to every step, and tells how far the policy has moved.
         learning_rate_scheduler=cast("type", KLAdaptiveLR),
         learning_rate_scheduler_kwargs={"kl_threshold": config.kl_threshold},
@@ -345,7 +330,7 @@ class _Scaler(RunningStandardScaler):
         before, mean, variance = (
             to_torch(found).double() for found in (self.current_count, self.running_mean, self.running_variance)
         )
-        count, new_mean, new_variance = _moments(rows, self._group)
+        count, new_mean, new_variance = moments(self._group, rows, mean)
         total, shift = before + count, new_mean - mean
         mean += shift * count / total
         variance = (variance * before + new_variance * count + shift.square() * before * count / total) / total
@@ -384,34 +369,20 @@ class _Memory(RandomMemory):
     def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
         if name == "advantages":
             advantages = self.values.take_advantages()
-            _, mean, variance = _moments(to_torch(advantages), self._group)
+            _, mean, variance = moments(self._group, to_torch(advantages))
             tensor = _standardized(advantages, float(mean), float(variance.sqrt()))
         super().set_tensor_by_name(name, tensor)
 
     def sample(
         self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
     ) -> list[list[jax.Array]]:
-        if batch_size < mini_batches:
-            raise UserError(
-                f"--skrl.mini-batches {mini_batches} is more than the {batch_size} samples of a rank in an iteration: "
-                "choose fewer, or more worlds or --skrl.rollouts"
-            )
+        check_minibatches(mini_batches, batch_size)
         return super().sample(names, batch_size=batch_size, mini_batches=mini_batches, sequence_length=sequence_length)
 
 
 @jax.jit
 def _standardized(values: jax.Array, mean: float, std: float) -> jax.Array:
     return (values - mean) / (std + 1e-8)
-
-
-def _moments(rows: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Of rows [..., width] on all ranks: how many there are, their mean and their variance, float64."""
-    rows = rows.flatten(0, -2)
-    count = torch.full((1,), len(rows), dtype=torch.float64, device=rows.device)
-    count, mean, square = group.sum_(torch.cat((count, sums(rows).flatten()))).split((1, *[rows.shape[1]] * 2))
-    mean, square = mean / count, square / count
-    # Rounding may take what never varies below zero.
-    return count, mean, (square - mean.square()).clamp(min=0.0)
 
 
 class _Normalizer(nn.Module):

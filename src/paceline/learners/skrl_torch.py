@@ -1,9 +1,6 @@
 """skrl's PPO on torch, on our envs and ranks. Its trainer, which logs and saves by itself, is not used."""
 
 import copy
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -13,26 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
-from paceline.distributed.statistics import sums
+from paceline.distributed.statistics import moments, standardized
 from paceline.env.vec_env import Step, VecEnv
-from paceline.errors import UserError
 from paceline.learners.clock import Clock
 from paceline.learners.policies import mlp
+from paceline.learners.skrl_import import check_minibatches, without_launcher
 from paceline.learners.stepper import Stepper, load_optimizer_state, optimizer_state, same_on_all_ranks
 from paceline.settings.skrl import SkrlConfig
 
-
-@contextmanager
-def _no_launcher() -> Iterator[None]:
-    """Without what a launcher has set: on seeing it, `import skrl` would start nccl by itself."""
-    hidden = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
-
-
-with _no_launcher():
+with without_launcher():
     from skrl.agents.torch import ExperimentCfg
     from skrl.agents.torch.ppo import PPO, PPO_CFG
     from skrl.memories.torch import RandomMemory
@@ -52,7 +38,7 @@ class SkrlTorch:
     def __init__(self, env: VecEnv, config: SkrlConfig, seed: int, group: Group):
         self.env, self.config, self.iteration = env, config, 0
         self._stepper = Stepper(env, seed, group)
-        self._agent = _Agent(env, self._stepper.widths(), config, seed, group)
+        self._agent = _Agent(self._stepper, config, seed)
         models = {"policy": self._agent.policy, "value": self._agent.value}
         self._networks = nn.ModuleDict(models | self._agent.normalizers())
         same_on_all_ranks(group, list(self._networks.parameters()))
@@ -124,7 +110,8 @@ class _Agent(PPO):
     memory: "_Memory"
     scheduler: "_Scheduler"
 
-    def __init__(self, env: VecEnv, widths: dict[str, int], config: SkrlConfig, seed: int, group: Group):
+    def __init__(self, stepper: Stepper, config: SkrlConfig, seed: int):
+        env, widths = stepper.env, stepper.widths()
         spaces: dict[str, Any] = {
             "observation_space": _space(widths["policy"]),
             "state_space": _space(widths["critic"]) if "critic" in widths else None,
@@ -134,11 +121,11 @@ class _Agent(PPO):
         generator = torch.Generator().manual_seed(seed)
         super().__init__(
             models={"policy": _Policy(spaces, config, generator), "value": _Value(spaces, config, generator)},
-            memory=_Memory(config.rollouts, env, group),
-            cfg=_settings(config, widths, env, group),
+            memory=_Memory(config.rollouts, stepper),
+            cfg=_settings(config, stepper),
             **spaces,
         )
-        self.scaler = _GradientsOfAllRanks(env, group)
+        self.scaler = _GradientsOfAllRanks(stepper)
         self._scale_values, self._value_preprocessor = self._value_preprocessor, self._keep_and_scale_values
         self.init()
         self.enable_training_mode()
@@ -175,7 +162,8 @@ class _Agent(PPO):
         return self._scale_values(values, train=train, inverse=inverse)
 
 
-def _settings(config: SkrlConfig, widths: dict[str, int], env: VecEnv, group: Group) -> PPO_CFG:
+def _settings(config: SkrlConfig, stepper: Stepper) -> PPO_CFG:
+    widths = stepper.widths()
     # PPO_CFG's own kl_threshold stays off: by it a rank would leave an epoch that the others go on with.
     same = ("rollouts", "learning_epochs", "mini_batches", "discount_factor", "learning_rate", "grad_norm_clip")
     same += ("ratio_clip", "value_clip", "entropy_loss_scale", "value_loss_scale", "time_limit_bootstrap")
@@ -184,12 +172,12 @@ def _settings(config: SkrlConfig, widths: dict[str, int], env: VecEnv, group: Gr
         scaled |= {skrls: widths[ours] for ours, skrls in _GROUPS.items() if ours in widths}
     scalers: dict[str, Any] = {f"{name}_preprocessor": _Scaler for name in scaled}
     for name, width in scaled.items():
-        scalers[f"{name}_preprocessor_kwargs"] = {"width": width, "device": env.device, "group": group}
+        scalers[f"{name}_preprocessor_kwargs"] = {"width": width, "device": stepper.env.device, "group": stepper.group}
     return PPO_CFG(
         **{name: getattr(config, name) for name in same},
-        gae_lambda=config.lambda_,
+        gae_lambda=config.gae_lambda,
         learning_rate_scheduler=_Scheduler,
-        learning_rate_scheduler_kwargs={"config": config, "env": env, "group": group},
+        learning_rate_scheduler_kwargs={"config": config, "stepper": stepper},
         # By 1.0 as well: stock adds to the result in place, and must not have the env's own tensor.
         rewards_shaper=lambda rewards, *_: rewards * config.rewards_shaper_scale,
         experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
@@ -231,9 +219,9 @@ class _Value(DeterministicMixin, Model):
 class _Memory(RandomMemory):
     """Advantages are normalised over the samples of all ranks, not by each rank over its own."""
 
-    def __init__(self, rollouts: int, env: VecEnv, group: Group):
-        super().__init__(memory_size=rollouts, num_envs=env.num_envs, device=env.device)
-        self._group = group
+    def __init__(self, rollouts: int, stepper: Stepper):
+        super().__init__(memory_size=rollouts, num_envs=stepper.env.num_envs, device=stepper.env.device)
+        self._group = stepper.group
         self.unscaled: list[Tensor] = []
         """Values and returns, as the update hands them to be scaled: what lies between them are the advantages."""
 
@@ -241,19 +229,13 @@ class _Memory(RandomMemory):
         if name == "advantages":
             values, returns = self.unscaled
             self.unscaled = []
-            advantages = returns - values
-            _, mean, variance = _of_all_ranks(self._group, advantages)
-            tensor = (advantages - mean.float()) / (variance.sqrt().float() + 1e-8)
+            tensor = standardized(self._group, returns - values)
         super().set_tensor_by_name(name, tensor)
 
     def sample(
         self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
     ) -> list[list[Tensor]]:
-        if batch_size < mini_batches:
-            raise UserError(
-                f"--skrl.mini-batches {mini_batches} is more than the {batch_size} samples of a rank in an iteration: "
-                "choose fewer, or more worlds or --skrl.rollouts"
-            )
+        check_minibatches(mini_batches, batch_size)
         # Stock draws the order on the host, and on a GPU would send it over for every tensor of every minibatch.
         parts = torch.randperm(batch_size, device=self.device).tensor_split(mini_batches)
         found = [self.tensors_view.get(name) for name in names]
@@ -273,7 +255,7 @@ class _Scaler(RunningStandardScaler):
         self, x: Tensor | None, *, train: bool = False, inverse: bool = False, no_grad: bool = True
     ) -> Tensor | None:
         if train and x is not None:
-            count, mean, variance = _of_all_ranks(self._group, x, self.running_mean)
+            count, mean, variance = moments(self._group, x, self.running_mean)
             self._parallel_variance(mean, variance, cast("int", count))
         return super().forward(x, inverse=inverse, no_grad=no_grad)
 
@@ -281,9 +263,9 @@ class _Scaler(RunningStandardScaler):
 class _Scheduler(KLAdaptiveLR):
     """Follows the divergence of all ranks together, so that they keep one learning rate; and remembers it."""
 
-    def __init__(self, optimizer: Optimizer, *, config: SkrlConfig, env: VecEnv, group: Group):
+    def __init__(self, optimizer: Optimizer, *, config: SkrlConfig, stepper: Stepper):
         self._adapts = config.learning_rate_scheduler != "none"
-        self._group, self._share, self._device = group, _share(env, group), env.device
+        self._group, self._share, self._device = stepper.group, stepper.share, stepper.env.device
         self.divergences: list[float] = []
         super().__init__(optimizer, kl_threshold=config.kl_threshold)
 
@@ -300,9 +282,9 @@ class _GradientsOfAllRanks(torch.amp.GradScaler):
     """Averages over them where stock would undo the scaling of mixed precision: after the gradient, before its norm is
     clipped."""
 
-    def __init__(self, env: VecEnv, group: Group):
-        super().__init__(env.device.type, enabled=False)
-        self._group, self._share = group, _share(env, group)
+    def __init__(self, stepper: Stepper):
+        super().__init__(stepper.env.device.type, enabled=False)
+        self._group, self._share = stepper.group, stepper.share
 
     def unscale_(self, optimizer: Optimizer) -> None:
         if self._group.alone:
@@ -332,21 +314,3 @@ class _Deployed(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         return self.network(((obs - self.mean) / self.std).clamp(-self._most, self._most))
-
-
-def _share(env: VecEnv, group: Group) -> float:
-    """This rank's part of all worlds."""
-    worlds = torch.full((), env.num_envs, dtype=torch.float64, device=env.device)
-    return env.num_envs / float(group.sum_(worlds))
-
-
-def _of_all_ranks(group: Group, rows: Tensor, origin: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows [..., width] that all ranks have: how many, their mean and their variance, float64 [width]. An
-    `origin` near the mean keeps the variance exact."""
-    own = sums(rows, origin)
-    count = torch.full_like(own[:1], rows.numel() // rows.shape[-1])
-    count, total, squares = group.sum_(torch.cat((count, own))).unbind(0)
-    shift = total / count
-    # Rounding may take what never varies below zero, and its root would not be a number.
-    variance = (squares - total * shift).clamp(min=0.0) / (count - 1.0).clamp(min=1.0)
-    return count[0], shift + origin, variance

@@ -20,6 +20,8 @@ class Stepper:
 
     def __init__(self, env: VecEnv, seed: int, group: Group):
         self.env, self.group, self._seed = env, group, seed
+        self.share = env.num_envs / sum(group.everyone(env.num_envs))
+        """This rank's part of all worlds."""
         self._latest = {name: obs.clone() for name, obs in env.reset().items()}
         self._actions = torch.zeros(env.num_envs, env.actions, device=env.device)
         self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
@@ -79,7 +81,7 @@ class Stepper:
         """An iteration's numbers over all ranks, as `Learner.learn` returns them: episodes, faults, the mean of each
         loss, in one collective; and this rank's seconds."""
         values = [torch.as_tensor(value, dtype=torch.float64, device=self._tally.device) for value in losses.values()]
-        own = torch.stack([value.detach().mean() for value in values]) / self.group.size
+        own = torch.stack([value.detach().mean() for value in values]) * self.share
         summed = self.group.sum_(torch.cat((self._tally, self.env.faults().double(), own)))
         names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *losses)
         found = dict(zip(names, summed.tolist(), strict=True))

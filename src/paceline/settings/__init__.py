@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from paceline.errors import UserError
 from paceline.settings.ppo import PpoConfig
@@ -14,6 +14,7 @@ from paceline.settings.skrl import SkrlConfig
 class Settings(Protocol):
     """A learner's own, as a frozen dataclass whose fields have the library's names."""
 
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
     """On the command line they are --FLAGS.NAME."""
 

@@ -321,8 +321,8 @@ _SKRL: Group = {
             "time_limit_bootstrap",
         ),
         # Its name before version 2, and from then on.
-        "lambda": Setting("lambda_"),
-        "gae_lambda": Setting("lambda_"),
+        "lambda": Setting("gae_lambda"),
+        "gae_lambda": Setting("gae_lambda"),
         "learning_rate_scheduler": Setting(
             "learning_rate_scheduler", dict.fromkeys(("KLAdaptiveLR", "KLAdaptiveRL"), "KLAdaptiveLR") | {None: "none"}
         ),

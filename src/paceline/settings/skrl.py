@@ -26,7 +26,7 @@ class SkrlConfig:
     kl_threshold: float = 0.01
     """The scheduler's: the change of the policy that the learning rate aims at."""
     discount_factor: float = 0.99
-    lambda_: float = 0.95
+    gae_lambda: float = 0.95
     ratio_clip: float = 0.2
     value_clip: float = 0.2
     entropy_loss_scale: float = 0.0
@@ -53,7 +53,7 @@ class SkrlConfig:
         widths(flag(self, "layers"), self.layers)
         for name in ("learning_rate", "kl_threshold", "ratio_clip", "grad_norm_clip", "rewards_shaper_scale"):
             above_zero(flag(self, name), getattr(self, name))
-        for name in ("discount_factor", "lambda_"):
+        for name in ("discount_factor", "gae_lambda"):
             within_unit(flag(self, name), getattr(self, name))
         for name in ("value_clip", "entropy_loss_scale", "value_loss_scale"):
             not_negative(flag(self, name), getattr(self, name))
