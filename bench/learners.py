@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.distributed.group import Group
-from paceline.distributed.rank import Rank
+from paceline.distributed.rank import Rank, tune_torch
 from paceline.env.robot_env import RobotEnv
 from paceline.learners import adapters
 from paceline.settings import Settings
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--name", default="learners", help="of the file in bench/results")
     args = parser.parse_args()
     device = torch.device(args.device)
+    tune_torch(device)
     group = Group(Rank(device=device))
 
     physics = rates.physics(TASK, args.num_envs, device, PPO.horizon, max(2, args.iterations // 4))

@@ -112,7 +112,8 @@ def _painter(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.n
     """Draws world 0 as it is when called; RGB, uint8 [height, width, 3]."""
     if not isinstance(env, RobotEnv):
         # By `trained`, where an env is to be drawn.
-        yield partial(_own_picture, cast("DrawnEnv", env), width, height)
+        with _told_what_draws():
+            yield partial(_own_picture, cast("DrawnEnv", env), width, height)
         return
     world = mujoco.MjData(env.sim.model)
     with Camera(env.sim.model, width, height) as camera:
@@ -126,7 +127,6 @@ def _painter(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.n
 
 def _own_picture(env: DrawnEnv, width: int, height: int) -> np.ndarray:
     """As large as fits, on black."""
-    _prepare_libraries()
     try:
         drawn = env.picture()
     except Exception as error:
@@ -142,14 +142,20 @@ def _own_picture(env: DrawnEnv, width: int, height: int) -> np.ndarray:
     return canvas
 
 
-@cache
-def _prepare_libraries() -> None:
-    """What others' envs draw with is told by the environment alone: MuJoCo's GL library, and pygame to be quiet."""
+@contextmanager
+def _told_what_draws() -> Iterator[None]:
+    """Inside, the process's environment says which GL library MuJoCo has: others' envs ask nobody else."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    if sys.platform == "linux" and not os.environ.get("MUJOCO_GL"):
-        # Not every env draws with MuJoCo.
-        with suppress(UserError):
-            os.environ["MUJOCO_GL"] = _working_gl_library()
+    if sys.platform != "linux" or os.environ.get("MUJOCO_GL"):
+        yield
+        return
+    # Not every env draws with MuJoCo.
+    with suppress(UserError):
+        os.environ["MUJOCO_GL"] = _working_gl_library()
+    try:
+        yield
+    finally:
+        os.environ.pop("MUJOCO_GL", None)
 
 
 def _copy_state(env: RobotEnv, world: mujoco.MjData) -> None:
