@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from paceline.env.task import Task
 from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
 from paceline.settings.ppo import PpoConfig
+from paceline.versions import versions
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -121,11 +121,10 @@ def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterat
 
 def write(name: str, **figures: Any) -> None:
     """The latest figures of a benchmark, with what they were measured on."""
-    versions = {package: version(package) for package in ("torch", "mujoco", "mujoco-warp", "warp-lang")}
     machine = {"cpu": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0))}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    heading = {"date": date.today().isoformat(), "machine": machine, "versions": versions}
+    heading = {"date": date.today().isoformat(), "machine": machine, "versions": versions()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(heading | figures, indent=2) + "\n")
 

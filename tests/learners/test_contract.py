@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,12 +178,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_two_ranks_from_the_command_line_to_a_policy(learner: str, site: Path, tmp_path: Path):
+def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
-    words = ["--learner", learner, "--gpu-ids", "none", "--ranks", "2", "--num-envs", "6", "--run-dir", str(run)]
-    process = start(tmp_path, site, "train", "cartpole", *words, "--max-iterations", "2")
-    _, complained = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, complained
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "paceline"]
+    words = ["--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
+    command = [*launcher, "train", "--task=cartpole", "--headless", "--distributed", *words, "--max-iterations", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["learner"], result["world_size"], result["total_envs"]) == (learner, 2, 12)
     events = EventAccumulator(str(run / "tensorboard"))

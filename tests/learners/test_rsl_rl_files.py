@@ -1,5 +1,6 @@
 """Policies that RSL-RL has trained and saved by itself, against what it does with them."""
 
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from paceline.cli import main
 from paceline.errors import UserError
 from paceline.learners.rsl_rl_files import ACTIVATIONS, foreign_policy
 from paceline.settings.rsl_rl import RslRlConfig
@@ -41,7 +43,21 @@ def observations(rows: int, generator: torch.Generator) -> Tensor:
     return 2.0 + spread * torch.randn(rows, INPUTS, generator=generator)
 
 
-def trained(activation: str = "elu", normalized: bool = True, **actor: Any) -> OnPolicyRunner:
+class LikeCartpole(Wander):
+    """As wide as cartpole's observations and actions."""
+
+    num_actions = 1
+
+    def get_observations(self) -> TensorDict:
+        return TensorDict(cast("Any", {"policy": torch.randn(8, 4, generator=self._generator)}), [self.num_envs])
+
+    def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        return self.get_observations(), -actions[:, 0].square(), torch.zeros(8, dtype=torch.long), {}
+
+
+def trained(
+    activation: str = "elu", normalized: bool = True, env: type[Wander] = Wander, **actor: Any
+) -> OnPolicyRunner:
     network = {"class_name": "MLPModel", "hidden_dims": [16, 8], "activation": activation}
     network["obs_normalization"] = normalized
     noise = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": "log"}
@@ -53,7 +69,7 @@ def trained(activation: str = "elu", normalized: bool = True, **actor: Any) -> O
         "critic": network,
         "algorithm": {"class_name": "PPO", "learning_rate": 0.01, "schedule": "fixed"},
     }
-    runner = OnPolicyRunner(Wander(), config, log_dir=None, device="cpu")
+    runner = OnPolicyRunner(env(), config, log_dir=None, device="cpu")
     runner.learn(3)
     return runner
 
@@ -207,3 +223,31 @@ def test_a_missing_file_and_an_unknown_activation_are_refused(tmp_path: Path):
         foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     with pytest.raises(UserError, match="unknown activation 'ellu': did you mean 'elu'"):
         foreign_policy(tmp_path / "model.pt", "ellu", INPUTS, ACTIONS)
+
+
+def test_the_command_line_exports_and_plays_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    runner = trained(env=LikeCartpole)
+    runner.save(str(tmp_path / "model_2.pt"))
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+
+    def paceline(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out + said.err
+
+    assert paceline("export", "model_2.pt", "--task", "cartpole", "--format", "torchscript", "--output", "p.pt")[0] == 0
+    obs = torch.randn(6, 4)
+    policy = runner.get_inference_policy()
+    with torch.inference_mode():
+        expected = policy(TensorDict(cast("Any", {"policy": obs}), [6]))
+    torch.testing.assert_close(torch.jit.load("p.pt")(obs), expected, rtol=1e-4, atol=1e-5)
+    code, said = paceline("play", "model_2.pt", "--task", "cartpole", "--seconds", "0.2", "--video", "v.mp4")
+    assert (code, (tmp_path / "v.mp4").exists()) == (0, True), said
+    code, said = paceline("play", "model_2.pt", "--seconds", "0.2")
+    assert code == 2
+    assert "give its --task" in said
