@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
@@ -44,8 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     sizes, load = {"rounds": args.rounds, "repeats": args.repeats}, os.getloadavg()[0]
     rows = on_ranks(args.rounds, args.repeats)
-    packages = {name: version(name) for name in ("skrl", "jax", "flax")}
-    rates.write(args.output, ranks=RANKS, backend="gloo", load_before=load, **packages, **sizes, rows=rows)
+    rates.write(args.output, ranks=RANKS, backend="gloo", load_before=load, **sizes, rows=rows)
     table = Table("hidden layers", "parameters", "skrl, ms", "compiled", "Paceline, ms", "compiled", "ratio")
     table.title = f"one exchange of a minibatch's gradients, {RANKS} ranks on this CPU"
     for row in rows:
