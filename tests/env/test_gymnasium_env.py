@@ -31,7 +31,9 @@ from paceline.play import record
 from paceline.run_dir import RunDir
 from paceline.settings import LEARNERS
 from paceline.settings.ppo import PpoConfig
+from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
 from paceline.tasks import registry
 from paceline.train import train
 from tests.env.counting import TIME_LIMIT
@@ -251,13 +253,19 @@ def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
         torch.testing.assert_close(step.final_obs["policy"], seen + torch.tensor([0.0, 1.0]))
 
 
-@pytest.mark.parametrize("learner", ["ppo", "rsl_rl"])
+SKRL = SkrlConfig(rollouts=8, layers=(16, 16))
+SETTINGS = {
+    "ppo": TINY,
+    "rsl_rl": RslRlConfig(num_steps_per_env=8, hidden_dims=(16, 16)),
+    "rl_games": RlGamesConfig(horizon_length=8, minibatch_size_per_env=4, units=(16, 16)),
+    "skrl": SKRL,
+    "skrl_jax": SKRL,
+}
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
 def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Path):
-    LEARNERS[learner].check_installed()
-    settings = TINY if learner == "ppo" else RslRlConfig(num_steps_per_env=8, hidden_dims=(16, 16))
-    config = TrainConfig(
-        task=COUNTING, env={}, learner=learner, settings=settings, num_envs=4, max_iterations=2, logger="none"
-    )
+    config = TrainConfig(COUNTING, {}, learner, SETTINGS[learner], num_envs=4, max_iterations=2, logger="none")
     run = RunDir(tmp_path / "run")
     result = train(config, run, Console(quiet=True))
     assert (result["status"], result["engine"], result["max_length"]) == ("completed", "gymnasium", TIME_LIMIT)
