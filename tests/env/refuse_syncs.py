@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task, Worlds
+from paceline.env.task import AnyTask, Measures, Pushes, Randomizes, Start, TaskWithMemory, Worlds
 
 
 class RefusedError(Exception):
@@ -89,7 +90,7 @@ def _fault_of_call(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
 class GuardedTask:
     """A task whose functions run under both modes, may only read their worlds, and must return what `Task` says."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Any):
         self._task = task
         self.decimation, self.episode_seconds = task.decimation, task.episode_seconds
         self.actions, self.reset_numbers = task.actions, task.reset_numbers
@@ -102,12 +103,12 @@ class GuardedTask:
         return model
 
     def control(self, worlds: Worlds) -> Tensor:
-        with self._guard("control", worlds):
+        with self.guard("control", worlds):
             control = self._task.control(worlds)
         return _checked("control", control, (len(worlds.qpos), self.controls))
 
     def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        with self._guard("observe", worlds):
+        with self.guard("observe", worlds):
             groups = self._task.observe(worlds)
         assert "policy" in groups
         for name, group in groups.items():
@@ -116,25 +117,25 @@ class GuardedTask:
         return groups
 
     def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        with self._guard("reward", worlds):
+        with self.guard("reward", worlds):
             terms = self._task.reward(worlds, terminated)
         for name, term in terms.items():
             _checked(f"reward: {name}", term, (len(worlds.qpos),))
         return terms
 
     def terminated(self, worlds: Worlds) -> Tensor:
-        with self._guard("terminated", worlds):
+        with self.guard("terminated", worlds):
             ended = self._task.terminated(worlds)
         return _checked("terminated", ended, (len(worlds.qpos),), dtype=torch.bool)
 
     def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
         assert type(uniform) is Tensor
-        with self._guard("reset", None):
+        with self.guard("reset", None):
             qpos, qvel = self._task.reset(uniform)
         return _checked("reset: qpos", qpos, (len(uniform), -1)), _checked("reset: qvel", qvel, (len(uniform), -1))
 
     @contextmanager
-    def _guard(self, function: str, worlds: Worlds | None) -> Iterator[None]:
+    def guard(self, function: str, worlds: Worlds | None) -> Iterator[None]:
         self.calls[function] += 1
         before = _versions(worlds)
         with RefuseSyncs(), RefuseHost():
@@ -150,6 +151,7 @@ def _versions(worlds: Worlds | None) -> dict[str, int]:
     names = ("qpos", "qvel", "act", "time", "sensordata")
     read = {name: getattr(worlds.sim, name) for name in names}
     read |= {"action": worlds.action, "last_action": worlds.last_action, "episode_step": worlds.episode_step}
+    read |= worlds.memory
     for name, tensor in read.items():
         assert type(tensor) is Tensor, name
     return {name: tensor._version for name, tensor in read.items()}
@@ -163,6 +165,62 @@ def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype =
     return value
 
 
+class _WithMemory(GuardedTask):
+    @property
+    def step_numbers(self) -> int:
+        return self._task.step_numbers
+
+    def memory(self) -> dict[str, int]:
+        return self._task.memory()
+
+    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        with self.guard("advance", worlds):
+            parts = self._task.advance(worlds, uniform)
+        return self._checked_parts("advance", parts, len(uniform))
+
+    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
+        with self.guard("start", worlds):
+            start = self._task.start(worlds, uniform)
+        _checked("start: qpos", start.qpos, (len(uniform), -1))
+        _checked("start: qvel", start.qvel, (len(uniform), -1))
+        self._checked_parts("start", start.memory, len(uniform))
+        return start
+
+    def _checked_parts(self, function: str, parts: dict[str, Tensor], worlds: int) -> dict[str, Tensor]:
+        for name, part in parts.items():
+            _checked(f"{function}: {name}", part, (worlds, self.memory()[name]))
+        return parts
+
+
+class _Pushing(GuardedTask):
+    def push(self, worlds: Worlds) -> Tensor:
+        with self.guard("push", worlds):
+            change = self._task.push(worlds)
+        return _checked("push", change, tuple(worlds.qvel.shape))
+
+
+class _Measuring(GuardedTask):
+    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
+        with self.guard("measure", worlds):
+            measures = self._task.measure(worlds)
+        for name, measure in measures.items():
+            _checked(f"measure: {name}", measure, (len(worlds.qpos),))
+        return measures
+
+
+class _Randomizing(GuardedTask):
+    @property
+    def randomization(self) -> tuple[Randomization, ...]:
+        return self._task.randomization
+
+
+def guarded(task: AnyTask) -> Any:
+    """With those of the guards that the task has something for."""
+    kinds = {TaskWithMemory: _WithMemory, Pushes: _Pushing, Measures: _Measuring, Randomizes: _Randomizing}
+    guards = tuple(guard for protocol, guard in kinds.items() if isinstance(task, protocol))
+    return type("Guarded", (*guards, GuardedTask), {})(task)
+
+
 @dataclass(frozen=True)
 class Happened:
     calls: Counter[str]
@@ -171,11 +229,11 @@ class Happened:
     truncated: int
 
 
-def run_refusing_syncs(task: Task, worlds: int = 6, steps: int = 64) -> Happened:
+def run_refusing_syncs(task: AnyTask, worlds: int = 6, steps: int = 64) -> Happened:
     """Step an env of `task` on the C engine while everything is refused that a CUDA graph could not hold. On the way
     one world fails and every second reaches its time limit."""
-    guarded = GuardedTask(task)
-    env = RobotEnv(guarded, worlds, "mujoco", seed=1)
+    watched = guarded(task)
+    env = RobotEnv(watched, worlds, "mujoco", seed=1)
     state = env.state()
     state["sim/qpos"][0] = torch.nan
     state["episode_step"][1::2] = env.episode_steps - steps // 2
@@ -194,4 +252,4 @@ def run_refusing_syncs(task: Task, worlds: int = 6, steps: int = 64) -> Happened
         for numbers in (step.reward, step.log, *step.obs.values(), *step.final_obs.values(), *first_obs.values()):
             assert torch.isfinite(numbers).all()
     terminated, truncated = (sum(int(getattr(s, name).sum()) for s in taken) for name in ("terminated", "truncated"))
-    return Happened(guarded.calls, terminated, truncated)
+    return Happened(watched.calls, terminated, truncated)

@@ -12,6 +12,7 @@ from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
 from paceline.settings.ppo import PpoConfig
 from paceline.tasks import registry
+from tests.env.lively import Lively
 
 SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
 
@@ -29,9 +30,12 @@ def tensors(result: Any) -> list[Tensor]:
     return [t for part in (result.values() if isinstance(result, dict) else result or ()) for t in tensors(part)]
 
 
-@pytest.mark.parametrize("name", registry.names())
+TASKS = {name: registry.find(name).task for name in registry.names()} | {"lively": Lively}
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_an_env_step_is_three_graphs_around_the_physics(name: str):
-    plain, fused = (RobotEnv(registry.find(name).task(), 5, seed=2) for _ in range(2))
+    plain, fused = (RobotEnv(TASKS[name](), 5, seed=2) for _ in range(2))
     for stretch in ("_apply", "_judge", "_observe"):
         setattr(fused, stretch, compiled(getattr(fused, stretch)))
     actions = torch.linspace(-2.0, 2.0, 5 * plain.actions).view(5, plain.actions)

@@ -29,6 +29,8 @@ class Stream(IntEnum):
     RESET = 0
     ACTION = 1
     MINIBATCH = 2
+    STEP = 3
+    RANDOMIZE = 4
 
 
 def philox(counter: tuple[Words, ...], key: tuple[int, int]) -> tuple[Words, ...]:

@@ -1,6 +1,6 @@
 """A task in many worlds: decimation, resets, time limits and episode statistics, all in tensors."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from torch import Tensor
 from paceline.checks import above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.graph import fuse
-from paceline.env.task import Task, Worlds
+from paceline.env.randomization import Randomizer, fields
+from paceline.env.task import Measures, Pushes, Randomizes, Start, Task, TaskWithMemory, Worlds
 from paceline.env.vec_env import Step
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
@@ -31,7 +32,7 @@ class RobotEnv:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | TaskWithMemory,
         num_envs: int,
         engine: str = "auto",
         device: torch.device | str = "cpu",
@@ -44,7 +45,13 @@ class RobotEnv:
         self.capturable = self.device.type == "cuda"
         at_least_one("--env.decimation", task.decimation)
         above_zero("--env.episode-seconds", task.episode_seconds)
-        self.sim: Sim = make_sim(task.model(), num_envs, engine, self.device, threads=threads)
+        # Asked once: to ask of a protocol takes as long as a small tensor operation.
+        self._recalls = task if isinstance(task, TaskWithMemory) else None
+        self._measures = task if isinstance(task, Measures) else None
+        randomization = task.randomization if isinstance(task, Randomizes) else ()
+        model = task.model()
+        per_world = fields(randomization, model)
+        self.sim: Sim = make_sim(model, num_envs, engine, self.device, per_world, threads=threads)
         self.control_seconds = task.decimation * self.sim.model.opt.timestep
         self.episode_steps = max(1, round(task.episode_seconds / self.control_seconds))
 
@@ -53,23 +60,31 @@ class RobotEnv:
         self._episode_step = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._actions = torch.zeros(2, num_envs, self.actions, device=self.device)
         self._action, self._last_action = self._actions
-        self._numbers: list[Tensor] = []
-        self._worlds = Worlds(
-            self.sim, sensor_columns(self.sim.model), self._action, self._last_action, self._episode_step
-        )
+        self._numbers: list[tuple[Tensor, Tensor]] = []
+        parts = self._recalls.memory() if self._recalls else {}
+        self._memory = {name: torch.zeros(num_envs, width, device=self.device) for name, width in parts.items()}
+        sensors = sensor_columns(self.sim.model)
+        self._worlds = Worlds(self.sim, sensors, self._action, self._last_action, self._episode_step, self._memory)
+        self._randomizer = None
+        if randomization:
+            self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.control_seconds)
+            self._randomizer.begin(self._steps)
         self._apply = fuse(self._apply_actions, self.device)
         self._judge = fuse(self._judge_step, self.device)
         self._observe = fuse(self._fresh_observations, self.device)
+        self._push = fuse(lambda: task.push(self._worlds), self.device) if isinstance(task, Pushes) else None
 
-        everyone = torch.ones(num_envs, dtype=torch.bool, device=self.device)
-        self._start(everyone, *task.reset(self._next_numbers()))
-        terms = tuple(f"reward/{name}" for name in task.reward(self._worlds, ~everyone))
-        self.log_names = ("length", "return", *terms)
+        self._begin_everywhere()
+        nobody = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        terms = tuple(f"reward/{name}" for name in task.reward(self._worlds, nobody))
+        measures = tuple(f"measure/{name}" for name in self._measured())
+        self.log_names = ("length", "return", *terms, *measures)
+        self._means = len(measures)
         self._one = torch.ones(num_envs, 1, device=self.device)
         self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
 
     def reset(self) -> dict[str, Tensor]:
-        self._start(torch.ones_like(self.sim.failed), *self.task.reset(self._next_numbers()))
+        self._begin_everywhere()
         for tensor in (self._episode, self._episode_step, self._actions):
             tensor.zero_()
         self._steps += 1
@@ -78,7 +93,7 @@ class RobotEnv:
     def step(self, actions: Tensor) -> Step:
         self._apply(actions.detach())
         self.sim.step(self.task.decimation)
-        outcome = self._judge(self._next_numbers())
+        outcome = self._judge(*self._next_numbers())
         self._start(outcome.done, *outcome.start)
         return Step(
             self._observe(), outcome.reward, outcome.terminated, outcome.truncated, outcome.final_obs, outcome.log
@@ -89,8 +104,11 @@ class RobotEnv:
 
     def prefetch(self, steps: int) -> None:
         step = self._steps + torch.arange(steps, device=self.device)[:, None]
-        numbers = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
-        self._numbers = list(reversed(numbers.unbind(0)))
+        starting = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
+        advancing = starting
+        if self._recalls:
+            advancing = draw.uniform(self.seed, self._world, step, draw.Stream.STEP, self._recalls.step_numbers)
+        self._numbers = list(reversed(list(zip(starting.unbind(0), advancing.unbind(0), strict=True))))
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -110,16 +128,41 @@ class RobotEnv:
             "action": self._action,
             "last_action": self._last_action,
             "episode": self._episode,
+            **{f"memory/{name}": part for name, part in self._memory.items()},
         }
 
-    def _next_numbers(self) -> Tensor:
+    def _next_numbers(self) -> tuple[Tensor, Tensor]:
+        """For starting, and for advancing."""
         if not self._numbers:
             self.prefetch(1)
         return self._numbers.pop()
 
-    def _start(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        self.sim.reset(worlds, qpos, qvel)
+    def _begin_everywhere(self) -> None:
+        everyone, (numbers, _) = torch.ones_like(self.sim.failed), self._next_numbers()
+        start = self._starts(numbers)
+        self._take(start.memory, everyone)
+        self.sim.reset(everyone, start.qpos, start.qvel)
         self.sim.sense()
+
+    def _start(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+        if self._randomizer:
+            self._randomizer.again(worlds, self._episode_step, self._steps)
+        self.sim.reset(worlds, qpos, qvel)
+        if self._push:
+            self.sim.push(self._push())
+        self.sim.sense()
+
+    def _starts(self, numbers: Tensor) -> Start:
+        if self._recalls:
+            return self._recalls.start(self._worlds, numbers)
+        return Start(*cast("Task", self.task).reset(numbers), {})
+
+    def _take(self, memory: dict[str, Tensor], worlds: Tensor) -> None:
+        for name, part in memory.items():
+            self._memory[name].copy_(torch.where(worlds.unsqueeze(1), part, self._memory[name]))
+
+    def _measured(self) -> dict[str, Tensor]:
+        return self._measures.measure(self._worlds) if self._measures else {}
 
     # The stretches that are tensors alone; on a GPU each is compiled into a few kernels.
 
@@ -129,27 +172,37 @@ class RobotEnv:
         self.sim.ctrl.copy_(self.task.control(self._worlds))
         self._episode_step += 1
 
-    def _judge_step(self, numbers: Tensor) -> _Outcome:
+    def _judge_step(self, numbers: Tensor, step_numbers: Tensor) -> _Outcome:
         worlds, failed = self._worlds, None if self.sim.all_well else self.sim.failed
+        if self._recalls:
+            for name, part in self._recalls.advance(worlds, step_numbers).items():
+                self._memory[name].copy_(part)
         final_obs, terminated = self._fresh_observations(), self.task.terminated(worlds)
         if failed is not None:
             terminated = terminated | failed
         truncated = (self._episode_step >= self.episode_steps) & ~terminated
         done = terminated | truncated
         terms = torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1)
+        counted = terms
+        if self._means:
+            counted = torch.cat((terms, torch.stack(tuple(self._measured().values()), dim=1)), dim=1)
         if failed is not None:
             # A world that blew up ends here: its last observation and reward are not to be trusted, so become zero.
             final_obs = {name: _zero_where(failed, obs) for name, obs in final_obs.items()}
-            terms = _zero_where(failed, terms)
-        reward = terms.sum(1)
+            counted = _zero_where(failed, counted)
+        reward = counted[:, : terms.shape[1]].sum(1)
 
-        log = self._episode + torch.cat((self._one, reward[:, None], terms), dim=1)
+        log = self._episode + torch.cat((self._one, reward[:, None], counted), dim=1)
         # Chosen, not multiplied: zero times a reward that is not a number would stay so for ever.
         self._episode.copy_(_zero_where(done, log))
+        if self._means:
+            log = torch.cat((log[:, : -self._means], log[:, -self._means :] / log[:, :1]), dim=1)
+        start = self._starts(numbers)
+        self._take(start.memory, done)
         self._episode_step.masked_fill_(done, 0)
         self._actions.masked_fill_(done.unsqueeze(1), 0.0)
         self._steps += 1
-        return _Outcome(final_obs, reward, terminated, truncated, done, log, self.task.reset(numbers))
+        return _Outcome(final_obs, reward, terminated, truncated, done, log, (start.qpos, start.qvel))
 
     def _fresh_observations(self) -> dict[str, Tensor]:
         """Fresh also where the task hands out the simulation's own tensors."""

@@ -1,11 +1,12 @@
 """What a task is: a model, and pure functions over [world, ...]."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import mujoco
 from torch import Tensor
 
+from paceline.env.randomization import Randomization
 from paceline.sim.simulation import Sim
 
 
@@ -22,6 +23,8 @@ class Worlds:
     """The one before it, [world, actions]."""
     episode_step: Tensor
     """Control steps since the reset, int64 [world]."""
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    """The task's own, each part [world, n]."""
 
     @property
     def qpos(self) -> Tensor:
@@ -38,8 +41,19 @@ class Worlds:
         return self.sim.sensordata[:, self.sensors[name]]
 
 
-class Task(Protocol):
-    """A robot's job, as a frozen dataclass whose fields are its options.
+class Start(NamedTuple):
+    """Where an episode would start, for all worlds; those that begin one take it."""
+
+    qpos: Tensor
+    """[world, nq]"""
+    qvel: Tensor
+    """[world, nv]"""
+    memory: dict[str, Tensor]
+    """The parts of the task's memory that begin anew, each [world, n]; others stay as they are."""
+
+
+class AnyTask(Protocol):
+    """What all tasks have in common.
 
     All functions are pure and keep to fixed shapes: no branch on a tensor's value, no `.item()`, no `nonzero`, no
     boolean index. So a whole rollout can be captured as one CUDA graph; a test holds every task to it.
@@ -60,7 +74,7 @@ class Task(Protocol):
 
     @property
     def reset_numbers(self) -> int:
-        """How many uniform numbers `reset` takes per world."""
+        """How many uniform numbers `reset`, or `start`, takes per world."""
         ...
 
     def model(self) -> mujoco.MjModel: ...
@@ -81,6 +95,60 @@ class Task(Protocol):
         """Worlds whose episode has ended for good, bool [world]. Time limits are not the task's business."""
         ...
 
+
+class Task(AnyTask, Protocol):
+    """A robot's job, as a frozen dataclass whose fields are its options."""
+
     def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Fresh `qpos` and `qvel` for all worlds, from numbers in [0, 1) of shape [world, reset_numbers]."""
         ...
+
+
+@runtime_checkable
+class TaskWithMemory(AnyTask, Protocol):
+    """A task that keeps something of its own for each world, beside the physics: commands, curricula, how long a foot
+    has been in the air. It is saved and resumed with the worlds, however these are spread over ranks."""
+
+    @property
+    def step_numbers(self) -> int:
+        """How many uniform numbers `advance` takes per world."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """The parts, and how many numbers each has per world; all are zero before the first episode."""
+        ...
+
+    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        """After every control step, before it is judged: the new values of some parts, each [world, n], from numbers in
+        [0, 1) of shape [world, step_numbers]."""
+        ...
+
+    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
+        """In place of `reset`. It sees what the worlds have come to, so that a curriculum can go by it."""
+        ...
+
+
+@runtime_checkable
+class Pushes(Protocol):
+    """A task that knocks its robot about."""
+
+    def push(self, worlds: Worlds) -> Tensor:
+        """What is added to the velocities after a control step, [world, nv]; zero for most worlds at most times."""
+        ...
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A task with numbers to tell that are not rewards: a tracking error, a success."""
+
+    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
+        """Of the latest control step, each [world]; what is logged is the mean over an episode's steps."""
+        ...
+
+
+@runtime_checkable
+class Randomizes(Protocol):
+    """A task whose worlds differ in their model."""
+
+    @property
+    def randomization(self) -> tuple[Randomization, ...]: ...

@@ -151,10 +151,15 @@ class MujocoSim:
             raise KeyError(f"model field {name!r} is not per world; those that are: {tuple(self._fields)}")
         return self._fields[name]
 
-    def refresh_constants(self) -> None:
+    def refresh_constants(self, derived: bool = True) -> None:
         for name, field in self._fields.items():
             self._expanded[name][...] = field.numpy()
-        self._batch.set_const()
+        if derived:
+            self._batch.set_const()
+
+    def push(self, change: Tensor) -> None:
+        self._rows["qvel"] += change.numpy()
+        self.qvel.copy_(self._live["qvel"])
 
 
 def _blew_up(qpos: Tensor, qvel: Tensor) -> Tensor:

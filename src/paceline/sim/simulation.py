@@ -80,8 +80,13 @@ class Sim(Protocol):
         call `refresh_constants`, all before `sense`."""
         ...
 
-    def refresh_constants(self) -> None:
-        """Make the engine follow what was written into `field`s, derived constants included."""
+    def refresh_constants(self, derived: bool = True) -> None:
+        """Make the engine follow what was written into `field`s; also in the constants that are `derived` from masses,
+        inertias, armatures and gears, if these were among them."""
+        ...
+
+    def push(self, change: Tensor) -> None:
+        """Add to the velocities, [world, nv]; before `sense`."""
         ...
 
 

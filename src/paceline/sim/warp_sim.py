@@ -144,6 +144,10 @@ class WarpSim:
             raise KeyError(f"model field {name!r} is not per world; those that are: {self._per_world_fields}")
         return wp.to_torch(getattr(self._model, name))
 
-    def refresh_constants(self) -> None:
-        with on_torch_stream(self.device):
-            mjw.set_const(self._model, self._data)
+    def refresh_constants(self, derived: bool = True) -> None:
+        if derived:
+            with on_torch_stream(self.device):
+                mjw.set_const(self._model, self._data)
+
+    def push(self, change: Tensor) -> None:
+        self.qvel += change

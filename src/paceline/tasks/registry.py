@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.env.task import Task
+from paceline.env.task import Task, TaskWithMemory
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
 from paceline.settings import LEARNERS, Settings
@@ -53,7 +53,7 @@ class Entry:
 class TaskEntry(Entry):
     """A task for our engines."""
 
-    task: type[Task]
+    task: type[Task] | type[TaskWithMemory]
 
 
 class MakeEnv(Protocol):

@@ -1,0 +1,1 @@
+"""Robot models, written as MJCF with primitive geoms: one file per robot."""

@@ -1,0 +1,168 @@
+"""Memory, pushes, measures and worlds that differ, on the C engine."""
+
+import dataclasses
+from dataclasses import dataclass
+from itertools import pairwise
+
+import mujoco
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.env import draw
+from paceline.env.randomization import _WITHOUT_CONSEQUENCES, Randomization
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Task
+from paceline.env.vec_env import Step
+from paceline.errors import UserError
+from tests.env.drift import Drift
+from tests.env.lively import Lively
+from tests.env.refuse_syncs import run_refusing_syncs
+
+COMMAND, LEVEL, STEPS = 2, slice(3, 5), 5
+SEED = 4
+
+
+def run(env: RobotEnv, steps: int) -> list[Step]:
+    return [env.step(torch.zeros(env.num_envs, 1)) for _ in range(steps)]
+
+
+def test_memory_advances_with_each_step_and_begins_anew_with_each_episode():
+    env = RobotEnv(Lively(), 3)
+    assert (env.reset()["policy"][:, STEPS] == 0).all()
+    steps = run(env, 25)
+    assert [int(step.final_obs["policy"][0, STEPS]) for step in steps] == [*range(1, 11)] * 2 + [*range(1, 6)]
+    assert [int(step.obs["policy"][0, STEPS]) for step in steps[:11]] == [*range(1, 10), 0, 1]
+
+
+def test_a_part_that_does_not_begin_anew_is_kept_through_a_reset():
+    env = RobotEnv(Lively(), 3)
+    first = env.reset()["policy"][:, LEVEL]
+    levels = [step.obs["policy"][0, LEVEL].tolist() for step in run(env, 25)]
+    start = first[0, 0].item()
+    assert levels == [[start + i // 10] * 2 for i in range(1, 26)]
+
+
+def test_what_advance_draws_is_a_function_of_seed_world_and_step():
+    env = RobotEnv(Lively(), 4, seed=SEED)
+    commands = torch.stack([step.final_obs["policy"][:, COMMAND] for step in run(env, 4)])
+    expected = draw.uniform(SEED, torch.arange(4), env._steps - 2, draw.Stream.STEP, 1)[:, 0]
+    assert (commands[:2] == 0).all()
+    assert torch.equal(commands[2], expected)
+    assert torch.equal(commands[3], expected)
+
+
+def test_a_push_changes_the_velocity_at_its_time_alone():
+    task = dataclasses.replace(Lively(), randomization=())
+    speeds = torch.stack([step.obs["policy"][:, 1] for step in run(RobotEnv(task, 3), 9)])
+    changes = speeds.diff(dim=0)
+    assert (changes[3] == -1.0).all()
+    assert (changes[torch.arange(len(changes)) != 3] == 0.0).all()
+
+
+def test_a_measure_is_logged_as_the_mean_over_the_episode():
+    task = dataclasses.replace(Lively(), randomization=())
+    env = RobotEnv(task, 3)
+    assert env.log_names[-2:] == ("measure/speed", "measure/age")
+    last = run(env, 10)[-1]
+    assert last.truncated.all()
+    # Steps 1 to 10.
+    torch.testing.assert_close(last.log[:, -1], torch.full((3,), 5.5))
+    assert run(env, 1)[0].log[0, -1] == 1.0
+
+
+def field(env: RobotEnv, name: str) -> Tensor:
+    return env.sim.field(name).clone()
+
+
+def test_each_world_has_draws_of_its_own_within_the_bounds():
+    env = RobotEnv(Lively(), 64)
+    mass, armature = field(env, "body_mass")[:, 1], field(env, "dof_armature")[:, 0]
+    assert (field(env, "body_mass")[:, 0] == 0.0).all()
+    assert ((mass >= 1.0) & (mass < 2.0)).all()
+    assert ((armature >= 0.5) & (armature < 1.0)).all()
+    assert len(mass.unique()) == len(armature.unique()) == 64
+    assert mass.std() > 0.2
+
+
+def test_what_is_drawn_moves_the_world():
+    env = RobotEnv(dataclasses.replace(Lively(), decimation=1), 16)
+    before = env.sim.qvel.clone()
+    env.step(torch.ones(16, 1))
+    inertia = field(env, "body_mass")[:, 1] + field(env, "dof_armature")[:, 0]
+    damping = field(env, "dof_damping")[:, 0]
+    # One implicit step of 0.01 s under a force of 1 N.
+    expected = (before[:, 0] * inertia + 0.01) / (inertia + 0.01 * damping)
+    torch.testing.assert_close(env.sim.qvel[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_once_is_once_and_reset_is_at_every_reset():
+    env = RobotEnv(Lively(), 8)
+    mass, armature = field(env, "body_mass"), field(env, "dof_armature")
+    run(env, 9)
+    assert torch.equal(field(env, "dof_armature"), armature)
+    run(env, 1)
+    assert torch.equal(field(env, "body_mass"), mass)
+    assert (field(env, "dof_armature") != armature).all()
+
+
+def test_at_an_interval_is_within_the_episode():
+    env = RobotEnv(Lively(), 8)
+    seen = [field(env, "dof_damping")]
+    for _ in range(9):
+        run(env, 1)
+        seen.append(field(env, "dof_damping"))
+    # Every 0.12 s, which is three control steps.
+    changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
+    assert changed == [False, False, True] * 3
+
+
+@pytest.mark.parametrize("after", [7, 13])
+def test_a_loaded_state_goes_on_bit_by_bit(after: int):
+    env = RobotEnv(Lively(), 5, seed=SEED)
+    run(env, after)
+    saved = env.state()
+    rest = run(env, 12)
+    heir = RobotEnv(Lively(), 5, seed=SEED)
+    run(heir, 3)
+    heir.load_state(saved)
+    for one, other in zip(rest, run(heir, 12), strict=True):
+        assert torch.equal(one.obs["policy"], other.obs["policy"])
+        assert torch.equal(one.log, other.log)
+
+
+def test_worlds_on_another_rank_are_the_same_worlds():
+    whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_world=3)
+    for one, other in zip(run(whole, 25), run(part, 25), strict=True):
+        assert torch.equal(one.obs["policy"][3:5], other.obs["policy"])
+
+
+def test_it_can_be_captured():
+    happened = run_refusing_syncs(Lively(wall=0.05))
+    assert happened.terminated >= 1
+    for function in ("advance", "start", "push", "measure"):
+        assert happened.calls[function] >= 64, function
+
+
+def test_fields_without_consequences_are_none_that_mujoco_derives_constants_from():
+    assert not set(_WITHOUT_CONSEQUENCES) & set(mujoco.MjModel._setconst_inputs)
+    assert all(hasattr(mujoco.MjModel, name) for name in _WITHOUT_CONSEQUENCES)
+
+
+@dataclass(frozen=True)
+class Wrong(Drift):
+    randomization: tuple[Randomization, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (Randomization("body_mas", 0.0, 1.0), "no field 'body_mas'"),
+        (Randomization("opt_gravity", 0.0, 1.0), "no field 'opt_gravity'"),
+        (Randomization("body_mass", 0.0, 1.0, names="leg"), "no name matches 'leg'"),
+    ],
+)
+def test_a_field_or_name_that_is_not_there_is_refused(item: Randomization, said: str):
+    task: Task = Wrong(randomization=(item,))
+    with pytest.raises(UserError, match=said):
+        RobotEnv(task, 2)
