@@ -36,6 +36,10 @@ PATIENCE_SECONDS = 0.5
 # A rank that stops because another was asked to waits so long to be asked itself: its launcher, which may be about to
 # start all ranks anew, would take an earlier end for the end of the run.
 _SIGNAL_SECONDS = 15.0
+_OVERFLOW = (
+    "[yellow]Some worlds ran out of room for contacts or constraints, and lost some in that step: the physics is wrong "
+    "there. result.json counts these steps; if they are many, have fewer geoms collide.[/]"
+)
 # The traceback of what ended a run.
 ERROR_FILE = "error.log"
 _TIMINGS = ("seconds/collect", "seconds/update")
@@ -287,7 +291,11 @@ class Session:
                     break
                 seconds, self._session_seconds = time.monotonic() - started, time.monotonic() - loop_started
                 self._log(learner.iteration - 1, news.exchange(interrupts.asked, values))
+                overflows = self.totals["overflows"]
                 self._log(learner.iteration, self._account(values, seconds))
+                if self.totals["overflows"] and not overflows:
+                    for console in consoles:
+                        console.print(_OVERFLOW, soft_wrap=True)
                 for line in lines:
                     line.show(learner.iteration, self.steps_per_second(), self.episodes.means())
                 if learner.iteration % config.checkpoint_every == 0:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError, unknown
+from paceline.sim.calibration import measured
 
 ENGINES = ("auto", "mujoco", "warp")
 
@@ -131,7 +132,7 @@ def make_sim(
     threads: int | None = None,
 ) -> Sim:
     """Build the worlds on the chosen engine; only that engine is imported. `threads` are the C engine's, by default as
-    many as there are cores."""
+    many as there are cores; contacts and constraints are Warp's, by default as many as were measured to be enough."""
     if choose_engine(engine, device) == "mujoco":
         from paceline.sim.mujoco_sim import MujocoSim
 
@@ -144,4 +145,6 @@ def make_sim(
             "or train on the CPU with --gpu-ids none"
         ) from None
 
-    return WarpSim(model, worlds, device, per_world_fields, contacts_per_world, constraints_per_world)
+    room = measured(model)
+    contacts, constraints = contacts_per_world or room.contacts, constraints_per_world or room.constraints
+    return WarpSim(model, worlds, device, per_world_fields, contacts, constraints)

@@ -19,7 +19,10 @@ from paceline.settings.skrl import SkrlConfig
 ENTRY_POINTS = "paceline.tasks"
 
 # Imported when asked for, so that one task's needs are not everyone's.
-_OWN = {"cartpole": "paceline.tasks.cartpole:ENTRY"}
+_OWN = {
+    "cartpole": "paceline.tasks.cartpole:ENTRY",
+    "go1-velocity": "paceline.tasks.go1_velocity:ENTRY",
+}
 # FAMILY:NAME is what a function makes of NAME.
 _FAMILIES = {"gymnasium": "paceline.tasks.gymnasium:entry"}
 
