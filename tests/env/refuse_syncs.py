@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import AnyTask, Measures, Pushes, Randomizes, Start, TaskWithMemory, Worlds
+from paceline.env.task import AnyTask, HasConstants, Measures, Pushes, Randomizes, Start, TaskWithMemory, Worlds
 
 
 class RefusedError(Exception):
@@ -192,6 +192,11 @@ class _WithMemory(GuardedTask):
         return parts
 
 
+class _WithConstants(GuardedTask):
+    def constants(self) -> dict[str, tuple[float, ...]]:
+        return self._task.constants()
+
+
 class _Pushing(GuardedTask):
     def push(self, worlds: Worlds) -> Tensor:
         with self.guard("push", worlds):
@@ -216,7 +221,13 @@ class _Randomizing(GuardedTask):
 
 def guarded(task: AnyTask) -> Any:
     """With those of the guards that the task has something for."""
-    kinds = {TaskWithMemory: _WithMemory, Pushes: _Pushing, Measures: _Measuring, Randomizes: _Randomizing}
+    kinds = {
+        TaskWithMemory: _WithMemory,
+        HasConstants: _WithConstants,
+        Pushes: _Pushing,
+        Measures: _Measuring,
+        Randomizes: _Randomizing,
+    }
     guards = tuple(guard for protocol, guard in kinds.items() if isinstance(task, protocol))
     return type("Guarded", (*guards, GuardedTask), {})(task)
 

@@ -9,7 +9,7 @@ from paceline.checks import above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.graph import fuse
 from paceline.env.randomization import Randomizer, fields
-from paceline.env.task import Measures, Pushes, Randomizes, Start, Task, TaskWithMemory, Worlds
+from paceline.env.task import HasConstants, Measures, Pushes, Randomizes, Start, Task, TaskWithMemory, Worlds
 from paceline.env.vec_env import Step
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
@@ -64,7 +64,11 @@ class RobotEnv:
         parts = self._recalls.memory() if self._recalls else {}
         self._memory = {name: torch.zeros(num_envs, width, device=self.device) for name, width in parts.items()}
         sensors = sensor_columns(self.sim.model)
-        self._worlds = Worlds(self.sim, sensors, self._action, self._last_action, self._episode_step, self._memory)
+        rows = task.constants() if isinstance(task, HasConstants) else {}
+        constants = {name: torch.tensor([row], device=self.device) for name, row in rows.items()}
+        self._worlds = Worlds(
+            self.sim, sensors, self._action, self._last_action, self._episode_step, self._memory, constants
+        )
         self._randomizer = None
         if randomization:
             self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.control_seconds)

@@ -25,6 +25,8 @@ class Worlds:
     """Control steps since the reset, int64 [world]."""
     memory: dict[str, Tensor] = field(default_factory=dict)
     """The task's own, each part [world, n]."""
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    """Those of a task that `HasConstants`, each [1, n]."""
 
     @property
     def qpos(self) -> Tensor:
@@ -126,6 +128,13 @@ class TaskWithMemory(AnyTask, Protocol):
     def start(self, worlds: Worlds, uniform: Tensor) -> Start:
         """In place of `reset`. It sees what the worlds have come to, so that a curriculum can go by it."""
         ...
+
+
+@runtime_checkable
+class HasConstants(Protocol):
+    """A task with rows of numbers that its functions use: they are made once, on the worlds' device."""
+
+    def constants(self) -> dict[str, tuple[float, ...]]: ...
 
 
 @runtime_checkable

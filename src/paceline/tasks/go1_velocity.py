@@ -73,13 +73,25 @@ class Go1Velocity:
     def model(self) -> mujoco.MjModel:
         return go1.scene().compile()
 
+    def constants(self) -> dict[str, tuple[float, ...]]:
+        joints = (go1.GO1.hip_joint, go1.GO1.thigh_joint, go1.GO1.calf_joint) * len(go1.LEGS)
+        return {
+            "home": go1.GO1.home_angles,
+            "noise": _NOISE,
+            # Radians of an action of 1.
+            "scale": tuple(self.action_scale * joint.torque / joint.kp for joint in joints),
+            "kp": tuple(joint.kp for joint in joints),
+            "kd": tuple(joint.kd for joint in joints),
+            "torque": tuple(joint.torque for joint in joints),
+        }
+
     def memory(self) -> dict[str, int]:
         return {"command": 3, "air": 4, "landed": 4, "push": 6, "noise": len(_NOISE)}
 
     def start(self, worlds: Worlds, uniform: Tensor) -> Start:
         yaw, place, speed, angles, speeds, command = uniform.split((1, 2, 6, _JOINTS, _JOINTS, _COMMAND_NUMBERS), dim=1)
         half = math.pi * (yaw - 0.5)
-        home = _row(worlds, go1.GO1.home_angles)
+        home = worlds.constants["home"]
         nothing = torch.zeros_like(half)
         qpos = torch.cat(
             (
@@ -126,19 +138,14 @@ class Go1Velocity:
         return 0.005 * self.decimation
 
     def control(self, worlds: Worlds) -> Tensor:
-        return _row(worlds, go1.GO1.home_angles) + worlds.action * _row(worlds, self._scales())
-
-    def _scales(self) -> tuple[float, ...]:
-        """Radians of an action of 1, by joint."""
-        joints = (go1.GO1.hip_joint, go1.GO1.thigh_joint, go1.GO1.calf_joint) * len(go1.LEGS)
-        return tuple(self.action_scale * joint.torque / joint.kp for joint in joints)
+        return worlds.constants["home"] + worlds.action * worlds.constants["scale"]
 
     def push(self, worlds: Worlds) -> Tensor:
         knock = worlds.memory["push"]
         return torch.cat((knock, torch.zeros_like(worlds.qvel[:, 6:])), dim=1)
 
     def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        angles = worlds.qpos[:, 7:] - _row(worlds, go1.GO1.home_angles)
+        angles = worlds.qpos[:, 7:] - worlds.constants["home"]
         sensed = torch.cat(
             (
                 worlds.sensor("velocity"),
@@ -150,7 +157,7 @@ class Go1Velocity:
             dim=1,
         )
         rest = torch.cat((worlds.memory["command"], worlds.action), dim=1)
-        noisy = sensed + self.noise * _row(worlds, _NOISE) * worlds.memory["noise"]
+        noisy = sensed + self.noise * worlds.constants["noise"] * worlds.memory["noise"]
         feet = torch.cat((self._touching(worlds).float(), worlds.memory["air"]), dim=1)
         return {
             "policy": torch.cat((noisy, rest), dim=1),
@@ -171,7 +178,7 @@ class Go1Velocity:
         thighs = sum((worlds.sensor(f"{leg}_thigh_contact")[:, 0] > 0.0).float() for leg in go1.LEGS)
         touching = self._touching(worlds).float()
         landed = memory["landed"]
-        bent = (worlds.qpos[:, 7:] - _row(worlds, go1.GO1.home_angles)).abs().sum(1)
+        bent = (worlds.qpos[:, 7:] - worlds.constants["home"]).abs().sum(1)
         each = {
             "velocity": 1.5 * torch.exp(-4.0 * off),
             "turn": 0.75 * torch.exp(-4.0 * off_turn),
@@ -182,7 +189,7 @@ class Go1Velocity:
             "joint_speed": -1e-3 * worlds.qvel[:, 6:].square().sum(1),
             "action_rate": -0.01 * (worlds.action - worlds.last_action).square().sum(1),
             # For swings of a quarter of a second and more, less for shorter ones.
-            "swing": 0.5 * moving * ((landed - 0.25) * (landed > 0.0)).sum(1) / self._control_seconds * 0.02,
+            "swing": 0.5 * moving * ((landed - 0.25) * (landed > 0.0)).sum(1),
             "slip": -0.1 * (touching * feet).sum(1),
             "thigh_contact": -1.0 * thighs,
             "still": -0.1 * (1.0 - moving) * bent,
@@ -196,22 +203,13 @@ class Go1Velocity:
 
     def _torque(self, worlds: Worlds) -> Tensor:
         """What the motors give, as the model has it; N m."""
-        joints = (go1.GO1.hip_joint, go1.GO1.thigh_joint, go1.GO1.calf_joint) * len(go1.LEGS)
-        stiff, damp, most = (
-            _row(worlds, tuple(getattr(joint, name) for joint in joints)) for name in ("kp", "kd", "torque")
-        )
-        asked = stiff * (worlds.sim.ctrl - worlds.qpos[:, 7:]) - damp * worlds.qvel[:, 6:]
+        kp, kd, most = (worlds.constants[name] for name in ("kp", "kd", "torque"))
+        asked = kp * (worlds.sim.ctrl - worlds.qpos[:, 7:]) - kd * worlds.qvel[:, 6:]
         return torch.maximum(torch.minimum(asked, most), -most)
 
     def _touching(self, worlds: Worlds) -> Tensor:
         """Whether each foot is on the ground, bool [world, 4]."""
         return torch.cat([worlds.sensor(f"{leg}_foot_contact") for leg in go1.LEGS], dim=1) > 0.0
-
-
-def _row(worlds: Worlds, numbers: tuple[float, ...]) -> Tensor:
-    """[1, n], on the worlds' device without a copy from the host: written by its own kernels, number by number."""
-    like = worlds.qpos[:1, :1]
-    return torch.cat([torch.full_like(like, number) for number in numbers], dim=1)
 
 
 ENTRY = TaskEntry(
