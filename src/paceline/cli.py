@@ -263,6 +263,8 @@ def _summarise(result: dict[str, Any], console: Console) -> None:
             f"  return   {result['mean_return']:.1f}, episode length {result['mean_length']:.0f} "
             f"of {result['max_length']}"
         )
+    for name, mean in result["measures"].items():
+        console.print(f"  {name.replace('_', ' ')} {mean:.3f}")
     for fault, meaning in (("failures", "worlds blew up and were reset"), ("overflows", "steps ran out of contacts")):
         if result[fault]:
             console.print(f"  [yellow]{result[fault]} {meaning}[/]")

@@ -42,6 +42,7 @@ _OVERFLOW = (
 )
 # The traceback of what ended a run.
 ERROR_FILE = "error.log"
+_MEASURE = "measure/"
 _TIMINGS = ("seconds/collect", "seconds/update")
 
 
@@ -381,6 +382,7 @@ class Session:
             "mean_return": means.get("return"),
             "mean_length": means.get("length"),
             "max_length": self.env.episode_steps,
+            "measures": {n.removeprefix(_MEASURE): mean for n, mean in means.items() if n.startswith(_MEASURE)},
             "failures": self.totals["failures"],
             "overflows": self.totals["overflows"],
             "train_seconds": self.totals["seconds"] + self._session_seconds,

@@ -1,17 +1,23 @@
 """A quadruped follows commands: the task's parts, and a policy that MuJoCo Warp trained, in MuJoCo's C engine."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from paceline.config import TrainConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.robots import go1
+from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
 from paceline.tasks.go1_velocity import ENTRY, Go1Velocity
+from paceline.train import train
 
 # paceline train go1-velocity --num-envs 4096, after 329 iterations on an H200, exported as TorchScript.
 POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
@@ -124,6 +130,15 @@ def test_worlds_differ_in_grip_and_mass():
     trunk = env.sim.field("body_mass")[:, env.sim.model.body("trunk").id]
     assert trunk.min() > 4.2
     assert trunk.std() > 0.5
+
+
+def test_the_result_of_a_run_says_how_well_commands_are_followed(tmp_path: Path):
+    settings = PpoConfig(horizon=8, epochs=1, minibatches=2, hidden=(16,))
+    config = TrainConfig("go1-velocity", {"episode_seconds": 0.2}, settings=settings, num_envs=8, max_iterations=2)
+    result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    assert set(result["measures"]) == {"velocity_error", "turn_error"}
+    assert 0.0 < result["measures"]["velocity_error"] < 3.0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["measures"] == result["measures"]
 
 
 def test_a_bad_option_is_refused():

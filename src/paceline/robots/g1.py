@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import mujoco
 
+from paceline.robots.surroundings import FLOOR, surroundings
+
 Vector = tuple[float, float, float]
 
 NATURAL_HZ, DAMPING_RATIO = 10.0, 2.0
@@ -308,8 +310,6 @@ LINKS = (*_LEFT_LEG, *_RIGHT_LEG, *_WAIST, *_LEFT_ARM, *_RIGHT_ARM)
 JOINTS = tuple(link.joint for link in LINKS)
 HOME_QPOS = (0.0, 0.0, STANDING_HEIGHT, 1.0, 0.0, 0.0, 0.0, *(link.hinge.home for link in LINKS))
 
-FLOOR = '<geom name="floor" type="plane" size="0 0 1" material="tiles" contype="1" conaffinity="0"/>'
-
 
 def spec() -> mujoco.MjSpec:
     """The robot alone, with its sensors and the pose "home" as a keyframe."""
@@ -318,22 +318,7 @@ def spec() -> mujoco.MjSpec:
 
 def scene(ground: str = FLOOR) -> mujoco.MjSpec:
     """The robot on the ground, given as MJCF, under a sky; the camera "track" follows it."""
-    return mujoco.MjSpec.from_string(f'<mujoco model="g1">{_robot(_FOLLOWERS)}{_surroundings(ground)}</mujoco>')
-
-
-def _surroundings(ground: str) -> str:
-    return f"""
-      <visual>
-        <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
-        <global offwidth="1280" offheight="720"/>
-      </visual>
-      <statistic extent="2" center="0 0 .7"/>
-      <asset>
-        <texture name="sky" type="skybox" builtin="gradient" rgb1=".5 .7 .9" rgb2="1 1 1" width="64" height="384"/>
-        <texture name="tiles" type="2d" builtin="checker" rgb1=".9 .9 .9" rgb2=".8 .83 .86" width="64" height="64"/>
-        <material name="tiles" texture="tiles" texuniform="true"/>
-      </asset>
-      <worldbody>{ground}</worldbody>"""
+    return mujoco.MjSpec.from_string(f'<mujoco model="g1">{_robot(_FOLLOWERS)}{surroundings(ground, 0.7)}</mujoco>')
 
 
 # The light moves along, and stands where its direction comes from: shadows are drawn near its own axis alone.

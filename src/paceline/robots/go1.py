@@ -6,6 +6,8 @@ from itertools import product
 
 import mujoco
 
+from paceline.robots.surroundings import FLOOR, surroundings
+
 LEGS = ("FR", "FL", "RR", "RL")
 """Front or rear, right or left; all joints, actuators and sensors come in this order, then hip, thigh, calf."""
 JOINTS = tuple(f"{leg}_{part}_joint" for leg, part in product(LEGS, ("hip", "thigh", "calf")))
@@ -121,10 +123,6 @@ class Go1:
 
 GO1 = Go1()
 
-FLOOR = '<geom name="floor" type="plane" size="0 0 1" material="tiles" contype="1" conaffinity="0"/>'
-"""Ground has contype 1 and conaffinity 0, the robot the reverse: only pairs of the two collide. Rays that shall see the
-ground alone look at geom group 0; the robot is in group 1."""
-
 
 def spec(robot: Go1 = GO1) -> mujoco.MjSpec:
     """The robot alone, with its sensors and the pose "home" as a keyframe."""
@@ -133,24 +131,9 @@ def spec(robot: Go1 = GO1) -> mujoco.MjSpec:
 
 def scene(robot: Go1 = GO1, ground: str = FLOOR) -> mujoco.MjSpec:
     """The robot on the ground, given as MJCF, under a sky; the camera "track" follows it."""
-    return mujoco.MjSpec.from_string(f'<mujoco model="go1">{_robot(robot, _FOLLOWERS)}{_surroundings(ground)}</mujoco>')
-
-
-def _surroundings(ground: str) -> str:
-    return f"""
-    <visual>
-      <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
-      <global offwidth="1280" offheight="720"/>
-    </visual>
-    <statistic extent="2" center="0 0 .3"/>
-    <asset>
-      <texture name="sky" type="skybox" builtin="gradient" rgb1=".5 .7 .9" rgb2="1 1 1" width="64" height="384"/>
-      <texture name="tiles" type="2d" builtin="checker" rgb1=".9 .9 .9" rgb2=".8 .83 .86" width="64" height="64"/>
-      <material name="tiles" texture="tiles" texuniform="true"/>
-    </asset>
-    <worldbody>
-      {ground}
-    </worldbody>"""
+    return mujoco.MjSpec.from_string(
+        f'<mujoco model="go1">{_robot(robot, _FOLLOWERS)}{surroundings(ground, 0.3)}</mujoco>'
+    )
 
 
 # The light moves along, for its shadows reach no further than a few lengths of the robot.
