@@ -18,7 +18,7 @@ import torch
 from paceline.distributed.rank import tune_torch
 from paceline.env.graph import capture
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task
+from paceline.env.task import Task, TaskWithMemory
 from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
 from paceline.settings.ppo import PpoConfig
@@ -47,7 +47,12 @@ class Iterations:
 
 
 def paceline(
-    task: Task, num_envs: int, ppo: PpoConfig, device: torch.device, iterations: int, engine: str = "auto"
+    task: Task | TaskWithMemory,
+    num_envs: int,
+    ppo: PpoConfig,
+    device: torch.device,
+    iterations: int,
+    engine: str = "auto",
 ) -> Iterations:
     """The native learner. The device is idle at the end of each iteration; what is not collection counts as update."""
     tune_torch(device)
@@ -64,7 +69,7 @@ def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
     return Iterations(steps, collection, update)
 
 
-def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
+def physics(task: Task | TaskWithMemory, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
     """Env steps/s of the physics alone: `steps` control steps as one graph and nothing else, the ceiling of it all."""
     sim = RobotEnv(task, num_envs, "auto", device).sim
     sim.ctrl.uniform_(-1.0, 1.0)
@@ -93,11 +98,19 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: 
     return run(repeats) / repeats
 
 
-def mjlab(python: Path | str, num_envs: int, ppo: PpoConfig, device: str, iterations: int) -> Iterations:
-    """mjlab's own cartpole task, in its own environment, with the same sizes."""
+def mjlab(
+    python: Path | str,
+    num_envs: int,
+    ppo: PpoConfig,
+    device: str,
+    iterations: int,
+    task: str = "Mjlab-Cartpole-Balance",
+) -> Iterations:
+    """A task of mjlab's own, in its own environment, with the same sizes."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rate.json"
         sizes = {
+            "task": task,
             "num-envs": num_envs,
             "horizon": ppo.horizon,
             "epochs": ppo.epochs,

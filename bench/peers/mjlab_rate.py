@@ -1,4 +1,4 @@
-"""Measure how fast mjlab trains its own Mjlab-Cartpole-Balance task, as the peer in our speed comparison.
+"""Measure how fast mjlab trains a task of its own, Mjlab-Cartpole-Balance by default, as the peer in our comparisons.
 
 Task, environment, vecenv wrapper and RSL-RL runner are mjlab's own, set up as its train command does it; only the
 sizes named on the command line differ. A step is one environment step, `decimation` physics steps of `timestep`
@@ -28,7 +28,6 @@ from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
 from mjlab.tasks.registry import load_env_cfg, load_rl_cfg, load_runner_cls
 from mjlab.utils.torch import configure_torch_backends
 
-TASK = "Mjlab-Cartpole-Balance"
 LIBRARIES = {
     "torch": "torch",
     "mujoco": "mujoco",
@@ -47,6 +46,7 @@ class IterationTime:
 def parse_arguments() -> argparse.Namespace:
     """Defaults are the task's own, except for the number of environments, which mjlab leaves to its user."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="Mjlab-Cartpole-Balance", help="as mjlab calls it")
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--horizon", type=int, default=32, help="steps per environment and iteration")
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64], help="layer widths of actor and critic")
@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_runner(args: argparse.Namespace, log_dir: str) -> MjlabOnPolicyRunner:
-    env_cfg, agent_cfg = load_env_cfg(TASK), load_rl_cfg(TASK)
+    env_cfg, agent_cfg = load_env_cfg(args.task), load_rl_cfg(args.task)
     env_cfg.scene.num_envs = args.num_envs
     env_cfg.seed = agent_cfg.seed = args.seed
     agent_cfg.num_steps_per_env = args.horizon
@@ -76,7 +76,7 @@ def make_runner(args: argparse.Namespace, log_dir: str) -> MjlabOnPolicyRunner:
     agent_cfg.algorithm.num_mini_batches = args.minibatches
     agent_cfg.logger = "tensorboard"  # its default, wandb, needs an account and a network
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(env_cfg, device=args.device), clip_actions=agent_cfg.clip_actions)
-    runner_class = load_runner_cls(TASK) or MjlabOnPolicyRunner
+    runner_class = load_runner_cls(args.task) or MjlabOnPolicyRunner
     return runner_class(env, asdict(agent_cfg), log_dir, args.device)
 
 
@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace) -> dict:
     return {
         "peer": "mjlab",
         "version": version("mjlab"),
-        "task": TASK,
+        "task": args.task,
         "device": torch.cuda.get_device_name(args.device) if on_gpu else "cpu",
         "num_envs": args.num_envs,
         "horizon": args.horizon,
