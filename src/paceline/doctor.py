@@ -12,16 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, astuple, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import timedelta
-from importlib.util import find_spec
 from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal, TypeVar
 
-import mujoco
 import torch
 import torch.distributed as dist
 from rich.table import Table
@@ -33,11 +31,11 @@ from paceline.checks import above_zero, at_least_one
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.rank import Rank, choose_gpus, this_rank, usable_cores
-from paceline.env.robot_env import RobotEnv
+from paceline.memory import free_host_bytes, least_bytes
 from paceline.run_dir import RUNS
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import Entry, EnvEntry
+from paceline.tasks.registry import Entry
 from paceline.versions import versions
 
 T = TypeVar("T")
@@ -391,59 +389,10 @@ def _memory_fit(entry: Entry, num_envs: int | None, engine: str, device: torch.d
     worlds = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
     at_least_one("--num-envs", worlds)
     few, many = SAMPLE_WORLDS
-    small, large = _least_bytes(entry, few, engine), _least_bytes(entry, many, engine)
+    small, large = least_bytes(entry, few, engine), least_bytes(entry, many, engine)
     per_world = (large - small) / (many - few)
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else _free_host_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else free_host_bytes()
     return _fit(worlds, small - few * per_world, per_world, free, sharers)
-
-
-def _least_bytes(entry: Entry, worlds: int, engine: str) -> int:
-    """The env's state, its engine's arrays, one rollout, and a layer's input and output as the critic looks at it all.
-    Networks, further copies, compiled code and what the libraries take for themselves come on top."""
-    options = entry.task()
-    if isinstance(entry, EnvEntry):
-        env = entry.make(options, num_envs=worlds, device=torch.device("cpu"), seed=0, first_world=0)
-    else:
-        env = RobotEnv(options, worlds, "mujoco")
-    env.reset()
-    step = env.step(torch.zeros(worlds, env.actions))
-    seen = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
-    step_bytes = sum(tensor.nbytes for tensor in seen)
-    # Floats beside what the env gives: actions, their means, their noise; and the layers, for `obs` and `final_obs`.
-    step_bytes += 4 * worlds * (3 * env.actions + 2 * 2 * max(entry.ppo.hidden))
-    state_bytes = sum(tensor.nbytes for tensor in env.state().values())
-    engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" and isinstance(env, RobotEnv) else 0
-    return state_bytes + engine_bytes + entry.ppo.horizon * step_bytes
-
-
-def _warp_bytes(model: mujoco.MjModel, worlds: int) -> int:
-    """What MuJoCo Warp allocates; on the CPU, where it takes as much as on a GPU and needs no kernel compiled."""
-    if not find_spec("mujoco_warp"):
-        return 0
-    import mujoco_warp
-    import warp
-
-    def capacity(value: Any) -> int:
-        if is_dataclass(value):
-            return sum(capacity(getattr(value, field.name)) for field in fields(value))
-        return value.capacity if isinstance(value, warp.array) else 0
-
-    warp.config.log_level = warp.LOG_ERROR
-    with warp.ScopedDevice("cpu"):
-        return capacity(mujoco_warp.make_data(model, worlds))
-
-
-def _free_host_bytes() -> int:
-    """What the kernel or, in a container, its limit lets us have; where neither says, all that there is."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return free
 
 
 def _fit(worlds: int, fixed: float, per_world: float, free: int, sharers: int) -> Finding:

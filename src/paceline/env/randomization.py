@@ -60,29 +60,26 @@ class Randomizer:
         self._places = [_places(item, sim.model).to(sim.device) for item in items]
         self._own = {item.field: sim.field(item.field).clone() for item in items}
         self._intervals = [max(1, round(item.every_seconds / control_seconds)) for item in items]
-        self._always = [item for item in items if item.when == "reset" or item.every_seconds > 0.0]
 
     def begin(self, step: Tensor) -> None:
         """All fields of all worlds."""
         everyone = torch.ones_like(self._world, dtype=torch.bool)
-        self._draw(range(len(self._items)), [everyone] * len(self._items), step)
+        self._draw(dict.fromkeys(range(len(self._items)), everyone), step)
 
     def again(self, done: Tensor, episode_step: Tensor, step: Tensor) -> None:
         """In worlds that begin an episode, and where an interval is over."""
-        chosen, masks = [], []
+        masks = {index: done for index, item in enumerate(self._items) if item.when == "reset"}
         for index, item in enumerate(self._items):
-            mask = done if item.when == "reset" else torch.zeros_like(done)
             if item.every_seconds > 0.0:
-                mask = mask | ((episode_step > 0) & (episode_step % self._intervals[index] == 0))
-            if item in self._always:
-                chosen.append(index)
-                masks.append(mask)
+                due = (episode_step > 0) & (episode_step % self._intervals[index] == 0)
+                masks[index] = masks[index] | due if index in masks else due
         # On a CPU it is known when nobody is meant, which is most of the time.
-        if chosen and (self._sim.device.type != "cpu" or any(mask.numpy().any() for mask in masks)):
-            self._draw(chosen, masks, step)
+        if masks and (self._sim.device.type != "cpu" or any(mask.numpy().any() for mask in masks.values())):
+            self._draw(masks, step)
 
-    def _draw(self, chosen: "range | list[int]", masks: list[Tensor], step: Tensor) -> None:
-        for index, mask in zip(chosen, masks, strict=True):
+    def _draw(self, masks: dict[int, Tensor], step: Tensor) -> None:
+        """Items, by their index, in the worlds of their masks."""
+        for index, mask in masks.items():
             item, places = self._items[index], self._places[index]
             count = 1 if item.together else len(places)
             # One stream for all: each item has its own step in it.
@@ -91,7 +88,7 @@ class Randomizer:
             )
             value = item.low + (item.high - item.low) * numbers
             self._write(item, places, mask, value)
-        derived = any(self._items[index].field not in _WITHOUT_CONSEQUENCES for index in chosen)
+        derived = any(self._items[index].field not in _WITHOUT_CONSEQUENCES for index in masks)
         self._sim.refresh_constants(derived)
 
     def _write(self, item: Randomization, places: Tensor, mask: Tensor, value: Tensor) -> None:

@@ -44,7 +44,7 @@ class RslRl:
         self._improve = capture(improve, env.device) if group.capturable else improve
 
     def learn(self) -> dict[str, float]:
-        self._stepper.begin(self.iteration, self.config.num_steps_per_env)
+        self._stepper.begin(self.iteration)
         clock = Clock(self.env.device)
         self._collect()
         clock.lap()

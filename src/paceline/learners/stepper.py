@@ -37,16 +37,16 @@ class Stepper:
         """Of each group of observations."""
         return {name: obs.shape[1] for name, obs in self._latest.items()}
 
-    def begin(self, iteration: int, steps: int) -> None:
-        """An iteration of so many steps. Torch's own generator, which the libraries draw from, starts anew in each, so
-        that nothing of it need be saved; and differently on each rank."""
+    def begin(self, iteration: int, steps: int = 0) -> None:
+        """An iteration, the numbers of whose next `steps` are drawn at once. Torch's own generator, which the libraries
+        draw from, starts anew in each, so that nothing of it need be saved; and differently on each rank."""
         mixed = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
         # Multiplied by odd constants that spread neighbours apart, modulo 2^64.
         spread = (mixed * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
         torch.manual_seed(int(spread) % 2**63)
         self._tally.zero_()
         self._sound.fill_(True)
-        if self._graph is None:
+        if steps and self._graph is None:
             self.env.prefetch(steps)
 
     @torch.no_grad()
