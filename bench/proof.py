@@ -1,0 +1,162 @@
+"""Proof that a task is learned: trains it as a user would, for so long, then watches the policy without its noise.
+
+    python bench/proof.py go1-velocity --seconds 300              on a GPU
+    python bench/proof.py shadow-hand-repose --seconds 600 --run-dir DIR     goes on if DIR holds a run
+    python bench/proof.py --plot                                  draws what is in bench/results as docs/images
+
+`--seconds` counts everything: start, compilation, captures. Whatever follows `--` is given to `paceline train`.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from json import loads
+from pathlib import Path
+from typing import Any
+
+import rates
+import torch
+
+from paceline import checkpoint
+from paceline.build import build
+from paceline.config import TrainConfig
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
+from paceline.run_dir import RunDir
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+POINTS = 80
+"""Of a curve that is kept."""
+# From Okabe and Ito's palette.
+COLOUR = "#0072B2"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="?")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--episodes", type=int, default=512, help="that are watched, on each engine")
+    parser.add_argument("--engines", nargs="+", default=["warp", "mujoco"])
+    parser.add_argument("--plot", action="store_true")
+    args, options = parser.parse_known_args()
+    if args.plot:
+        plot()
+        return
+    if not args.task:
+        parser.error("which task?")
+    run = RunDir(args.run_dir or Path("runs") / f"proof-{args.task}")
+    command = ["paceline", "train", args.task, *(option for option in options if option != "--")]
+    took = practise(command, run, args.seconds)
+    config = run.config()
+    before = earlier(args.task) if took["resumed"] else []
+    rates.write(
+        f"proof_{args.task}",
+        task=args.task,
+        command=" ".join(command),
+        seed=config.seed,
+        num_envs=config.num_envs,
+        legs=[*before, took],
+        curve=curve(run, config),
+        watched={engine: watch(run, config, engine, args.episodes) for engine in args.engines},
+    )
+
+
+def practise(command: list[str], run: RunDir, seconds: float) -> dict[str, Any]:
+    """Trains until the time is over, then interrupts it as Ctrl-C does."""
+    resumed = checkpoint.newest(run.checkpoints) is not None
+    words = ["train", "--resume", str(run.path)] if resumed else [*command[1:], "--run-dir", str(run.path)]
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "paceline", *words])
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+    return {"seconds": round(time.monotonic() - began, 1), "resumed": resumed}
+
+
+def earlier(task: str) -> list[dict[str, Any]]:
+    path = rates.RESULTS / f"proof_{task}.json"
+    return loads(path.read_text())["legs"] if path.exists() else []
+
+
+def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
+    """Thinned out; seconds are those of iterations, without the start of each leg."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    per_iteration = config.total(max(1, len(config.gpu_ids))) * config.settings.horizon
+    rows: list[tuple[int, float, dict[str, float]]] = []
+    for path in sorted(run.tensorboard.iterdir()):
+        events = EventAccumulator(str(path)).Reload()
+        names = [name for name in events.Tags()["scalars"] if name.startswith(("episode/", "measure/", "speed/"))]
+        values = {name: {event.step: event.value for event in events.Scalars(name)} for name in names}
+        # A later leg goes on from a checkpoint: what the earlier one did after it is undone.
+        rows = [row for row in rows if row[0] < min(values["speed/steps_per_second"])]
+        for iteration, rate in values["speed/steps_per_second"].items():
+            seen = {
+                name: values[name].get(iteration, float("nan")) for name in names if name != "speed/steps_per_second"
+            }
+            rows.append((iteration, per_iteration / rate, seen))
+    clock, found = 0.0, []
+    for iteration, seconds, seen in rows:
+        clock += seconds
+        found.append((iteration, clock, seen))
+    chosen = found[:: max(1, len(found) // POINTS)] + found[-1:]
+    return {
+        "env_steps": [(iteration + 1) * per_iteration for iteration, _, _ in chosen],
+        "seconds": [round(at, 1) for _, at, _ in chosen],
+        **{name: [round(values[name], 4) for _, _, values in chosen] for name in chosen[0][2]},
+    }
+
+
+@torch.inference_mode()
+def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
+    """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
+    on_gpu = engine == "warp" and torch.cuda.is_available()
+    config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
+    env, learner = build(config, Group(Rank()), range(episodes))
+    newest = checkpoint.newest(run.checkpoints)
+    assert newest is not None
+    learner.load_policy(checkpoint.load(newest)["learner"])
+    policy, obs = learner.policy(), env.reset()
+    running = torch.ones(episodes, dtype=torch.bool, device=env.device)
+    fell = torch.zeros_like(running)
+    ended = torch.zeros(episodes, len(env.log_names), device=env.device)
+    for _ in range(env.episode_steps):
+        step = env.step(policy(obs["policy"]))
+        obs, over = step.obs, running & (step.terminated | step.truncated)
+        fell |= running & step.terminated
+        ended = torch.where(over.unsqueeze(1), step.log, ended)
+        running &= ~over
+    means = zip(env.log_names, ended.mean(0).tolist(), strict=True)
+    kept = {name: value for name, value in means if not name.startswith("reward/")}
+    return {"episodes": episodes, "ended early": fell.float().mean().item(), **kept}
+
+
+def plot() -> None:
+    """What each task is judged by, over env steps: a figure per task, in one picture."""
+    from matplotlib.figure import Figure
+
+    found = [loads(path.read_text()) for path in sorted(rates.RESULTS.glob("proof_*.json"))]
+    columns = min(3, len(found))
+    figure = Figure(figsize=(4.0 * columns, 2.8 * -(-len(found) // columns)), layout="constrained")
+    for place, proof in enumerate(found, start=1):
+        axes = figure.add_subplot(-(-len(found) // columns), columns, place)
+        measures = [name for name in proof["curve"] if name.startswith("measure/")]
+        name = measures[0] if measures else "episode/return"
+        axes.plot([steps / 1e6 for steps in proof["curve"]["env_steps"]], proof["curve"][name], color=COLOUR)
+        axes.set_title(proof["task"], fontsize=10)
+        axes.set_xlabel("million env steps", fontsize=9)
+        axes.set_ylabel(name.split("/")[1].replace("_", " "), fontsize=9)
+        axes.set_ylim(bottom=0.0)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(IMAGES / "robots_learning.png", dpi=90)
+
+
+if __name__ == "__main__":
+    main()
