@@ -2,6 +2,7 @@
 
     python bench/proof.py go1-velocity --seconds 300              on a GPU
     python bench/proof.py shadow-hand-repose --seconds 600 --run-dir DIR     goes on if DIR holds a run
+    python bench/proof.py g1-velocity --seconds 0 --run-dir DIR   only watches, on any machine
     python bench/proof.py --plot                                  draws what is in bench/results as docs/images
 
 `--seconds` counts everything: start, compilation, captures. Whatever follows `--` is given to `paceline train`.
@@ -11,11 +12,9 @@ import argparse
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from json import loads
 from pathlib import Path
-from typing import Any
 
 import rates
 import torch
@@ -30,6 +29,17 @@ from paceline.run_dir import RunDir
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
 """Of a curve that is kept."""
+KEPT = (
+    "device_name",
+    "iterations",
+    "env_steps",
+    "wall_seconds",
+    "train_seconds",
+    "mean_return",
+    "measures",
+    "versions",
+)
+"""Of what a run's result.json says."""
 # From Okabe and Ito's palette.
 COLOUR = "#0072B2"
 
@@ -40,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--episodes", type=int, default=512, help="that are watched, on each engine")
-    parser.add_argument("--engines", nargs="+", default=["warp", "mujoco"])
+    parser.add_argument("--engines", nargs="+", default=["mujoco"])
     parser.add_argument("--plot", action="store_true")
     args, options = parser.parse_known_args()
     if args.plot:
@@ -50,38 +60,32 @@ def main() -> None:
         parser.error("which task?")
     run = RunDir(args.run_dir or Path("runs") / f"proof-{args.task}")
     command = ["paceline", "train", args.task, *(option for option in options if option != "--")]
-    took = practise(command, run, args.seconds)
+    if args.seconds:
+        practise(command, run, args.seconds)
     config = run.config()
-    before = earlier(args.task) if took["resumed"] else []
     rates.write(
         f"proof_{args.task}",
         task=args.task,
         command=" ".join(command),
         seed=config.seed,
         num_envs=config.num_envs,
-        legs=[*before, took],
+        trained={name: value for name, value in run.result().items() if name in KEPT},
         curve=curve(run, config),
         watched={engine: watch(run, config, engine, args.episodes) for engine in args.engines},
     )
 
 
-def practise(command: list[str], run: RunDir, seconds: float) -> dict[str, Any]:
+def practise(command: list[str], run: RunDir, seconds: float) -> None:
     """Trains until the time is over, then interrupts it as Ctrl-C does."""
-    resumed = checkpoint.newest(run.checkpoints) is not None
-    words = ["train", "--resume", str(run.path)] if resumed else [*command[1:], "--run-dir", str(run.path)]
-    began = time.monotonic()
+    words = [*command[1:], "--run-dir", str(run.path)]
+    if run.config_file.exists():
+        words = ["train", "--resume", str(run.path)]
     process = subprocess.Popen([sys.executable, "-m", "paceline", *words])
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         process.wait(120)
-    return {"seconds": round(time.monotonic() - began, 1), "resumed": resumed}
-
-
-def earlier(task: str) -> list[dict[str, Any]]:
-    path = rates.RESULTS / f"proof_{task}.json"
-    return loads(path.read_text())["legs"] if path.exists() else []
 
 
 def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
@@ -105,9 +109,9 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
     for iteration, seconds, seen in rows:
         clock += seconds
         found.append((iteration, clock, seen))
-    chosen = found[:: max(1, len(found) // POINTS)] + found[-1:]
+    chosen = found[:0:-1][:: max(1, len(found) // POINTS)][::-1]
     return {
-        "env_steps": [(iteration + 1) * per_iteration for iteration, _, _ in chosen],
+        "env_steps": [iteration * per_iteration for iteration, _, _ in chosen],
         "seconds": [round(at, 1) for _, at, _ in chosen],
         **{name: [round(values[name], 4) for _, _, values in chosen] for name in chosen[0][2]},
     }
@@ -117,11 +121,11 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
 def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
     """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
-    config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
+    # Over all commands, however far a curriculum has come.
+    options = {name: 1.0 if name == "first_range" else value for name, value in config.env.items()}
+    config = replace(config, env=options, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
     env, learner = build(config, Group(Rank()), range(episodes))
-    newest = checkpoint.newest(run.checkpoints)
-    assert newest is not None
-    learner.load_policy(checkpoint.load(newest)["learner"])
+    learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
     policy, obs = learner.policy(), env.reset()
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)
     fell = torch.zeros_like(running)

@@ -373,6 +373,7 @@ class Session:
             "learner": config.learner,
             "engine": engine_of(config, self.rank.device),
             "device": str(self.rank.device),
+            "device_name": _describe(self.rank.device),
             "world_size": self.rank.world_size,
             "num_envs": len(self.worlds),
             "total_envs": self.total_envs,
