@@ -14,6 +14,7 @@ import pytest
 
 from paceline import play
 from paceline.errors import UserError
+from paceline.overlay import Arrow
 from paceline.play import Camera, frame_rate, record
 
 TWO_BALLS = """
@@ -55,11 +56,37 @@ def test_a_video_has_the_asked_length_and_size_and_shows_the_robot_moving(tiny_r
     assert shown.file == file
     assert shown.seconds == pytest.approx(1.5)
     assert shown.mean_reward < 1.0
+    assert sum(episode.seconds for episode in shown.log) == pytest.approx(1.5)
+    assert sum(episode.total for episode in shown.log) == pytest.approx(90 * shown.mean_reward, rel=1e-4)
 
 
 def test_episodes_that_end_are_counted_and_the_next_one_is_shown(tiny_run: Path, tmp_path: Path):
     """Two iterations do not teach a policy to balance, and five seconds are an episode's limit in any case."""
     assert record(str(tiny_run), tmp_path / "video.mp4", 6.0, 16, 16, 0).episodes >= 1
+
+
+def test_the_overlay_is_there_unless_refused_and_not_in_small_pictures(tiny_run: Path, tmp_path: Path):
+    corner = {}
+    for name, height, overlay in (("with", 240, True), ("without", 240, False), ("small", 120, True)):
+        record(str(tiny_run), tmp_path / f"{name}.mp4", 0.1, 320, height, 0, overlay=overlay)
+        corner[name] = decode(tmp_path / f"{name}.mp4")[1][-1, 10:60, 10:60].mean()
+    # The sky is bright, the panel dark.
+    assert corner["with"] < min(corner["without"], corner["small"]) - 40.0
+
+
+def test_arrows_are_drawn_in_their_colour_where_they_are():
+    model = mujoco.MjModel.from_xml_string(TWO_BALLS.replace("CAMERAS", AT_BLUE.format("front")))
+    world = mujoco.MjData(model)
+    mujoco.mj_forward(model, world)
+    arrow = Arrow(np.array((-3.4, -1.0, 0.3)), np.array((-2.6, -1.0, 0.3)), (0, 255, 0))
+    with Camera(model, 64, 48) as camera:
+        plain, drawn = (camera.picture(world, arrows).astype(int).copy() for arrows in ((), (arrow,)))
+        again = camera.picture(world).astype(int)
+    changed = (plain != drawn).any(axis=2)
+    assert changed[:24].sum() > 20
+    assert not changed[24:].any()
+    assert drawn[changed][:, 1].mean() > 1.5 * drawn[changed][:, (0, 2)].mean()
+    assert (again == plain).all()
 
 
 def test_the_seed_decides_the_video(tiny_run: Path, tmp_path: Path):
@@ -108,7 +135,7 @@ def test_the_view_is_the_camera_track_or_the_first_or_the_whole_scene(cameras: s
 def test_an_interrupted_video_leaves_nothing(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pictures = iter([np.zeros((48, 64, 3), np.uint8)] * 3)
 
-    def picture(_camera: Camera, _world: mujoco.MjData) -> np.ndarray:
+    def picture(_camera: Camera, _world: mujoco.MjData, _arrows: object) -> np.ndarray:
         for drawn in pictures:
             return drawn
         raise KeyboardInterrupt

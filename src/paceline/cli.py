@@ -52,6 +52,8 @@ class PlayArguments:
     """How much of the robot's time to show."""
     width: int = 640
     height: int = 480
+    overlay: bool = True
+    """Show the command and the rewards, in pictures of 240 pixels and more, and the velocity as arrows."""
     seed: int = 0
     """Of the starting states."""
 
@@ -322,11 +324,15 @@ def _play(words: list[str], console: Console) -> int:
         arguments.height,
         arguments.seed,
         Elsewhere(arguments.task, arguments.activation),
+        arguments.overlay,
     )
     console.print(
         f"{escape(str(shown.file))}: {shown.seconds:.1f} s, {shown.episodes} episodes ended, "
         f"mean reward {shown.mean_reward:.3f} per step"
     )
+    for number, episode in enumerate(shown.log, 1):
+        for line in episode.lines(number):
+            console.print(escape(line), soft_wrap=True)
     return 0
 
 

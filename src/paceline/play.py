@@ -7,7 +7,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -27,6 +27,7 @@ from paceline.distributed.gpus import egl_index, gpu_uuid
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import DrawnEnv, VecEnv
 from paceline.errors import UserError
+from paceline.overlay import REFRESH_SECONDS, SMALLEST_HEIGHT, Arrow, Arrows, Episode, Panel, Scores, command_of
 from paceline.run_dir import RunDir, write_atomically
 
 MOST_FRAMES_PER_SECOND = 60
@@ -49,6 +50,8 @@ class Shown:
     """That ended in it."""
     mean_reward: float
     """Per step."""
+    log: tuple[Episode, ...]
+    """Those that ended, and the one that was running at the end."""
 
 
 def record(
@@ -59,8 +62,10 @@ def record(
     height: int,
     seed: int,
     elsewhere: Elsewhere = OURS,
+    overlay: bool = True,
 ) -> Shown:
-    """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4."""
+    """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4; with the
+    command and the rewards, if `overlay`."""
     _check(video, seconds, width, height)
     found = playable(run, elsewhere, seed, drawn=True)
     env, file = found.env, video or RunDir(found.folder).videos / f"iteration_{found.iteration:04d}.mp4"
@@ -69,10 +74,14 @@ def record(
     steps = max(1, round(seconds / env.control_seconds))
     act = _Act(env, found.policy, steps)
     stride, rate = frame_rate(env.control_seconds)
-    with _painter(env, width, height) as picture:
-        content = _encode((picture() for _ in act.play(stride)), width, height, rate)
+    with _painter(env, width, height, arrows=overlay) as picture:
+        pictures = (picture() for _ in act.play(stride))
+        if overlay and height >= SMALLEST_HEIGHT:
+            pictures = _with_panel(pictures, env, act.scores, height, float(rate))
+        content = _encode(pictures, width, height, rate)
     _write(file, content)
-    return Shown(file, steps * env.control_seconds, act.episodes, act.total_reward / steps)
+    ended, all_of_them = len(act.scores.ended), act.scores.all()
+    return Shown(file, steps * env.control_seconds, ended, act.total_reward / steps, all_of_them)
 
 
 def frame_rate(control_seconds: float) -> tuple[int, Fraction]:
@@ -88,7 +97,7 @@ class _Act:
 
     def __init__(self, env: VecEnv, policy: torch.nn.Module, steps: int):
         self._env, self._policy, self._steps = env, policy, steps
-        self.episodes, self.total_reward = 0, 0.0
+        self.scores, self.total_reward = Scores(env), 0.0
 
     @torch.inference_mode()
     def play(self, stride: int) -> Iterator[None]:
@@ -104,23 +113,33 @@ class _Act:
             result = env.step(self._policy(obs["policy"]))
             obs = result.obs
             self.total_reward += result.reward.item()
-            self.episodes += int((result.terminated | result.truncated).item())
+            self.scores.add(result)
+
+
+def _with_panel(
+    pictures: Iterator[np.ndarray], env: VecEnv, scores: Scores, height: int, rate: float
+) -> Iterator[np.ndarray]:
+    panel, refresh = Panel(height), max(1, round(REFRESH_SECONDS * rate))
+    for number, picture in enumerate(pictures):
+        if number % refresh == 0:
+            panel.show(scores, command_of(env))
+        yield panel.on(picture)
 
 
 @contextmanager
-def _painter(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.ndarray]]:
+def _painter(env: VecEnv, width: int, height: int, arrows: bool) -> Iterator[Callable[[], np.ndarray]]:
     """Draws world 0 as it is when called; RGB, uint8 [height, width, 3]."""
     if not isinstance(env, RobotEnv):
         # By `trained`, where an env is to be drawn.
         with _told_what_draws():
             yield partial(_own_picture, cast("DrawnEnv", env), width, height)
         return
-    world = mujoco.MjData(env.sim.model)
+    world, velocities = mujoco.MjData(env.sim.model), Arrows(env.sim.model)
     with Camera(env.sim.model, width, height) as camera:
 
         def picture() -> np.ndarray:
             _copy_state(env, world)
-            return camera.picture(world)
+            return camera.picture(world, velocities.of(command_of(env), world) if arrows else ())
 
         yield picture
 
@@ -191,10 +210,12 @@ class Camera:
             raise _cannot_draw(f"{context_class.__module__} says: {error}") from None
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
-    def picture(self, world: mujoco.MjData) -> np.ndarray:
+    def picture(self, world: mujoco.MjData, arrows: Sequence[Arrow] = ()) -> np.ndarray:
         """RGB, uint8 [height, width, 3]."""
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(self._model, world, self._option, None, self._view, everything, self._scene)
+        for arrow in arrows:
+            arrow.add_to(self._scene)
         mujoco.mjr_render(self._rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
         return np.flipud(self._pixels)

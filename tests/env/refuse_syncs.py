@@ -14,7 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import AnyTask, HasConstants, Measures, Pushes, Randomizes, Start, TaskWithMemory, Worlds
+from paceline.env.task import (
+    AnyTask,
+    HasConstants,
+    HasSenses,
+    Measures,
+    Pushes,
+    Randomizes,
+    Senses,
+    Start,
+    TaskWithMemory,
+    Worlds,
+)
 
 
 class RefusedError(Exception):
@@ -219,6 +230,12 @@ class _Randomizing(GuardedTask):
         return self._task.randomization
 
 
+class _Sensing(GuardedTask):
+    @property
+    def senses(self) -> Senses:
+        return self._task.senses
+
+
 def guarded(task: AnyTask) -> Any:
     """With those of the guards that the task has something for."""
     kinds = {
@@ -227,6 +244,7 @@ def guarded(task: AnyTask) -> Any:
         Pushes: _Pushing,
         Measures: _Measuring,
         Randomizes: _Randomizing,
+        HasSenses: _Sensing,
     }
     guards = tuple(guard for protocol, guard in kinds.items() if isinstance(task, protocol))
     return type("Guarded", (*guards, GuardedTask), {})(task)

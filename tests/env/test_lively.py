@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import mujoco
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from paceline.errors import UserError
 from tests.env.drift import Drift
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs
+from tests.sim.models import block
 
 COMMAND, LEVEL, STEPS = 2, slice(3, 5), 5
 SEED = 4
@@ -145,8 +147,63 @@ def test_it_can_be_captured():
 
 
 def test_fields_without_consequences_are_none_that_mujoco_derives_constants_from():
-    assert not set(_WITHOUT_CONSEQUENCES) & set(mujoco.MjModel._setconst_inputs)
-    assert all(hasattr(mujoco.MjModel, name) for name in _WITHOUT_CONSEQUENCES)
+    in_model = {name for name in _WITHOUT_CONSEQUENCES if not name.startswith("opt.")}
+    assert not in_model & set(mujoco.MjModel._setconst_inputs)
+    assert all(hasattr(mujoco.MjModel, name) for name in in_model)
+
+
+def test_no_constant_is_derived_from_gravity():
+    """Of options MuJoCo does not say which its constants depend on."""
+    model, falling_up = block(), block()
+    falling_up.opt.gravity = (1.0, 2.0, 3.0)
+    for each in (model, falling_up):
+        mujoco.mj_setConst(each, mujoco.MjData(each))
+    constants = [name for name in dir(model) if isinstance(getattr(model, name), np.ndarray)]
+    assert "body_invweight0" in constants
+    for name in constants:
+        assert np.array_equal(getattr(model, name), getattr(falling_up, name)), name
+
+
+@dataclass(frozen=True)
+class Falling(Drift):
+    """Gravity differs in strength, and slopes along the rail."""
+
+    randomization: tuple[Randomization, ...] = (
+        Randomization("opt.gravity", 0.9, 1.1, column=2),
+        Randomization("opt.gravity", -1.0, 1.0, how="add", column=0, when="once", every_seconds=0.03),
+    )
+    decimation: int = 1
+    episode_seconds: float = 0.1
+
+    def model(self) -> mujoco.MjModel:
+        model = super().model()
+        model.opt.gravity = (0.0, 0.0, -10.0)
+        return model
+
+
+def test_gravity_differs_from_world_to_world_in_strength_and_direction():
+    env = RobotEnv(Falling(), 64)
+    gravity = field(env, "opt.gravity")
+    assert gravity.shape == (64, 3)
+    assert (gravity[:, 1] == 0.0).all()
+    for column, low, high in ((0, -1.0, 1.0), (2, -11.0, -9.0)):
+        values = gravity[:, column]
+        assert ((values >= low) & (values <= high)).all()
+        assert len(values.unique()) == 64
+    before = env.sim.qvel.clone()
+    env.step(torch.zeros(64, 1))
+    torch.testing.assert_close(env.sim.qvel[:, 0] - before[:, 0], 0.01 * gravity[:, 0], rtol=1e-4, atol=1e-6)
+
+
+def test_parts_of_gravity_are_drawn_each_at_its_own_time():
+    env = RobotEnv(Falling(), 8)
+    seen = [field(env, "opt.gravity")]
+    for _ in range(10):
+        run(env, 1)
+        seen.append(field(env, "opt.gravity"))
+    slope, strength = ([bool((a[:, c] != b[:, c]).all()) for a, b in pairwise(seen)] for c in (0, 2))
+    assert slope == [i % 3 == 0 for i in range(1, 10)] + [False]
+    assert strength == [False] * 9 + [True]
 
 
 @dataclass(frozen=True)
@@ -160,6 +217,13 @@ class Wrong(Drift):
         (Randomization("body_mas", 0.0, 1.0), "no field 'body_mas'"),
         (Randomization("opt_gravity", 0.0, 1.0), "no field 'opt_gravity'"),
         (Randomization("body_mass", 0.0, 1.0, names="leg"), "no name matches 'leg'"),
+        (Randomization("opt.gravity", 0.0, 1.0, names="block"), "names 'block' must be left out"),
+        (Randomization("opt.wind", 0.0, 1.0), r"no field 'opt.wind'.*opt.gravity"),
+        (Randomization("opt.gravity", 0.0, 1.0, column=3), "no column 3; choose from 0 to 2"),
+        (Randomization("geom_friction", 0.0, 1.0, column=-1), "no column -1; choose from 0 to 2"),
+        (Randomization("body_mass", 0.0, 1.0, column=0), "no column 0; it has one number for each"),
+        (Randomization("body_mass", 0.0, 1.0, also="geom_size"), "'geom_size' is no field of the same kind"),
+        (Randomization("actuator_gainprm", 0.0, 1.0, also="actuator_bias"), "'actuator_bias' is no field of the same"),
     ],
 )
 def test_a_field_or_name_that_is_not_there_is_refused(item: Randomization, said: str):

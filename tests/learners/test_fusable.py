@@ -19,6 +19,7 @@ SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
 
 def compiled(work: Any) -> Any:
     """As `env.graph.fuse` compiles it, up to where a GPU's code would be written."""
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     return torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager")
 
 

@@ -132,6 +132,19 @@ def test_worlds_differ_in_grip_and_mass():
     assert trunk.std() > 0.5
 
 
+def test_motors_differ_in_strength_and_each_is_as_stiff_as_it_is_damped():
+    env = RobotEnv(Go1Velocity(), 64)
+    model, gain, bias = env.sim.model, env.sim.field("actuator_gainprm"), env.sim.field("actuator_biasprm")
+    strength = gain[:, :, 0] / torch.from_numpy(model.actuator_gainprm[:, 0]).float()
+    assert strength.min() >= 0.9
+    assert strength.max() < 1.1
+    assert (strength.std(dim=0) > 0.03).all()
+    assert (strength.std(dim=1) > 0.02).all()
+    for column in (1, 2):
+        scaled = strength * torch.from_numpy(model.actuator_biasprm[:, column]).float()
+        torch.testing.assert_close(bias[:, :, column], scaled.to(bias.dtype))
+
+
 def test_the_result_of_a_run_says_how_well_commands_are_followed(tmp_path: Path):
     settings = PpoConfig(horizon=8, epochs=1, minibatches=2, hidden=(16,))
     config = TrainConfig("go1-velocity", {"episode_seconds": 0.2}, settings=settings, num_envs=8, max_iterations=2)

@@ -31,6 +31,7 @@ class Stream(IntEnum):
     MINIBATCH = 2
     STEP = 3
     RANDOMIZE = 4
+    DELAY = 5
 
 
 def philox(counter: tuple[Words, ...], key: tuple[int, int]) -> tuple[Words, ...]:

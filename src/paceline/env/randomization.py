@@ -16,7 +16,7 @@ from paceline.sim.simulation import Sim
 _WITHOUT_CONSEQUENCES = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
     *("dof_damping", "dof_frictionloss", "jnt_range", "jnt_stiffness"),
-    *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange"),
+    *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange", "opt.gravity"),
 )
 _KINDS = {
     "body": mujoco.mjtObj.mjOBJ_BODY,
@@ -27,6 +27,8 @@ _KINDS = {
     "site": mujoco.mjtObj.mjOBJ_SITE,
     "tendon": mujoco.mjtObj.mjOBJ_TENDON,
 }
+# Of these a world has one, so that there are no names to choose from.
+_OF_THE_WORLD = ("opt.gravity",)
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,18 @@ class Randomization:
     """A model field that is drawn for each world, uniformly from `low` to `high`."""
 
     field: str
-    """As MuJoCo calls it: body_mass, geom_friction, actuator_gainprm, dof_armature, ..."""
+    """As MuJoCo calls it: body_mass, geom_friction, actuator_gainprm, dof_armature, ..., or opt.gravity."""
     low: float
     high: float
     names: str = ".*"
-    """Which bodies, geoms, joints or actuators: a regular expression for the whole name."""
+    """Which bodies, geoms, joints or actuators: a regular expression for the whole name. Gravity has none."""
     how: Literal["scale", "add", "set"] = "scale"
-    """What is done to the model's own value."""
+    """What is done to the model's own value; so of two draws for the same number the later one counts."""
     column: int | None = None
     """Of a field that has several numbers for each, the one that is meant; by default all of them, alike."""
+    also: str = ""
+    """Another field of the same kind, whose same places have the same draw. So a motor's actuator_gainprm and
+    actuator_biasprm, both scaled alike, are a motor of other strength."""
     together: bool = False
     """Whether all that are meant have the same draw."""
     when: Literal["once", "reset"] = "reset"
@@ -58,7 +63,7 @@ class Randomizer:
     def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, world: Tensor, control_seconds: float):
         self._items, self._sim, self._seed, self._world = items, sim, seed, world
         self._places = [_places(item, sim.model).to(sim.device) for item in items]
-        self._own = {item.field: sim.field(item.field).clone() for item in items}
+        self._own = {field: self._rows(field).clone() for item in items for field in _meant(item)}
         self._intervals = [max(1, round(item.every_seconds / control_seconds)) for item in items]
 
     def begin(self, step: Tensor) -> None:
@@ -87,13 +92,14 @@ class Randomizer:
                 self._seed, self._world, step * len(self._items) + index, draw.Stream.RANDOMIZE, count
             )
             value = item.low + (item.high - item.low) * numbers
-            self._write(item, places, mask, value)
-        derived = any(self._items[index].field not in _WITHOUT_CONSEQUENCES for index in masks)
+            for field in _meant(item):
+                self._write(field, item, places, mask, value)
+        derived = any(field not in _WITHOUT_CONSEQUENCES for index in masks for field in _meant(self._items[index]))
         self._sim.refresh_constants(derived)
 
-    def _write(self, item: Randomization, places: Tensor, mask: Tensor, value: Tensor) -> None:
-        field, own = self._sim.field(item.field), self._own[item.field]
-        now, before = field.index_select(1, places), own.index_select(1, places)
+    def _write(self, name: str, item: Randomization, places: Tensor, mask: Tensor, value: Tensor) -> None:
+        field = self._rows(name)
+        now, before = field.index_select(1, places), self._own[name].index_select(1, places)
         value = value.view(*value.shape, *[1] * (now.dim() - 2))
         new = {"scale": before * value, "add": before + value, "set": value.expand_as(before)}[item.how]
         if item.column is not None:
@@ -101,20 +107,47 @@ class Randomizer:
             new = torch.where(column, new, now)
         field.index_copy_(1, places, torch.where(mask.view(-1, *[1] * (now.dim() - 1)), new, now))
 
+    def _rows(self, name: str) -> Tensor:
+        """A field as [world, row, ...]."""
+        field = self._sim.field(name)
+        return field.unsqueeze(1) if name in _OF_THE_WORLD else field
+
 
 def fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> tuple[str, ...]:
     """Of the model, that are per world; what is not in it is refused."""
     for item in items:
         _places(item, model)
-    return tuple(dict.fromkeys(item.field for item in items))
+        if item.also:
+            _check_pair(item, model)
+    return tuple(dict.fromkeys(field for item in items for field in _meant(item)))
+
+
+def _meant(item: Randomization) -> tuple[str, ...]:
+    return (item.field, item.also) if item.also else (item.field,)
+
+
+def _check_pair(item: Randomization, model: mujoco.MjModel) -> None:
+    one, other = (getattr(model, field, None) for field in _meant(item))
+    if one is None or other is None or one.shape != other.shape or _kind(item.field) != _kind(item.also):
+        raise UserError(f"randomization of {item.field}: {item.also!r} is no field of the same kind and shape")
 
 
 def _places(item: Randomization, model: mujoco.MjModel) -> Tensor:
     """Rows of the field that are meant."""
-    prefix = item.field.split("_")[0]
+    if item.field in _OF_THE_WORLD:
+        if item.names != ".*":
+            raise UserError(f"randomization of {item.field}: a world has one, so names {item.names!r} must be left out")
+        _check_column(item, 3)
+        return torch.tensor([0])
+    prefix = _kind(item.field)
     if prefix not in _KINDS or not hasattr(model, item.field):
-        raise UserError(f"randomization: no field {item.field!r} that can be drawn; fields of {', '.join(_KINDS)} can")
-    count = len(getattr(model, item.field))
+        raise UserError(
+            f"randomization: no field {item.field!r} that can be drawn; fields of {', '.join(_KINDS)} can, and "
+            f"{', '.join(_OF_THE_WORLD)}"
+        )
+    values = getattr(model, item.field)
+    _check_column(item, values.shape[1] if values.ndim > 1 else 0)
+    count = len(values)
     kind, pattern = _KINDS[prefix].value, re.compile(item.names)
     owners = model.dof_jntid.tolist() if prefix == "dof" else range(count)
     names = [mujoco.mj_id2name(model, kind, owner) or "" for owner in owners]
@@ -124,3 +157,13 @@ def _places(item: Randomization, model: mujoco.MjModel) -> Tensor:
             f"randomization of {item.field}: no name matches {item.names!r}; there are {sorted(set(names))}"
         )
     return torch.tensor(found)
+
+
+def _kind(field: str) -> str:
+    return field.split("_")[0]
+
+
+def _check_column(item: Randomization, columns: int) -> None:
+    if item.column is not None and not 0 <= item.column < columns:
+        allowed = f"choose from 0 to {columns - 1}" if columns else "it has one number for each, so leave it out"
+        raise UserError(f"randomization of {item.field}: no column {item.column}; {allowed}")

@@ -9,7 +9,18 @@ from paceline.checks import above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.graph import fuse
 from paceline.env.randomization import Randomizer, fields
-from paceline.env.task import HasConstants, Measures, Pushes, Randomizes, Start, Task, TaskWithMemory, Worlds
+from paceline.env.task import (
+    HasConstants,
+    HasSenses,
+    Measures,
+    Pushes,
+    Randomizes,
+    Senses,
+    Start,
+    Task,
+    TaskWithMemory,
+    Worlds,
+)
 from paceline.env.vec_env import Step
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
@@ -25,6 +36,16 @@ class _Outcome(NamedTuple):
     done: Tensor
     log: Tensor
     start: tuple[Tensor, Tensor]
+
+
+class _Numbers(NamedTuple):
+    """Of one step, in [0, 1)."""
+
+    start: Tensor
+    advance: Tensor
+    """[world, step_numbers], for a task with memory; others do not look at it."""
+    delay: Tensor
+    """[world, 1], where delays are drawn; others do not look at it."""
 
 
 class RobotEnv:
@@ -60,7 +81,7 @@ class RobotEnv:
         self._episode_step = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._actions = torch.zeros(2, num_envs, self.actions, device=self.device)
         self._action, self._last_action = self._actions
-        self._numbers: list[tuple[Tensor, Tensor]] = []
+        self._numbers: list[_Numbers] = []
         parts = self._recalls.memory() if self._recalls else {}
         self._memory = {name: torch.zeros(num_envs, width, device=self.device) for name, width in parts.items()}
         sensors = sensor_columns(self.sim.model)
@@ -73,12 +94,18 @@ class RobotEnv:
         if randomization:
             self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.control_seconds)
             self._randomizer.begin(self._steps)
+        senses = task.senses if isinstance(task, HasSenses) else Senses()
+        self._recent = None
+        if senses != Senses():
+            self._recent = _Recent(senses, task.observe(self._worlds)["policy"])
         self._apply = fuse(self._apply_actions, self.device)
         self._judge = fuse(self._judge_step, self.device)
-        self._observe = fuse(self._fresh_observations, self.device)
+        self._observe = fuse(self._observe_and_remember, self.device)
         self._push = fuse(lambda: task.push(self._worlds), self.device) if isinstance(task, Pushes) else None
 
         self._begin_everywhere()
+        if self._recent:
+            self._observe_and_remember()
         nobody = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         terms = tuple(f"reward/{name}" for name in task.reward(self._worlds, nobody))
         measures = tuple(f"measure/{name}" for name in self._measured())
@@ -97,11 +124,16 @@ class RobotEnv:
     def step(self, actions: Tensor) -> Step:
         self._apply(actions.detach())
         self.sim.step(self.task.decimation)
-        outcome = self._judge(*self._next_numbers())
+        outcome = self._judge(self._next_numbers())
         self._start(outcome.done, *outcome.start)
         return Step(
             self._observe(), outcome.reward, outcome.terminated, outcome.truncated, outcome.final_obs, outcome.log
         )
+
+    @property
+    def worlds(self) -> Worlds:
+        """What the task sees."""
+        return self._worlds
 
     def faults(self) -> Tensor:
         return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
@@ -109,10 +141,13 @@ class RobotEnv:
     def prefetch(self, steps: int) -> None:
         step = self._steps + torch.arange(steps, device=self.device)[:, None]
         starting = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
-        advancing = starting
+        advancing = delaying = starting
         if self._recalls:
             advancing = draw.uniform(self.seed, self._world, step, draw.Stream.STEP, self._recalls.step_numbers)
-        self._numbers = list(reversed(list(zip(starting.unbind(0), advancing.unbind(0), strict=True))))
+        if self._recent and self._recent.drawn:
+            delaying = draw.uniform(self.seed, self._world, step, draw.Stream.DELAY, 1)
+        each = zip(starting.unbind(0), advancing.unbind(0), delaying.unbind(0), strict=True)
+        self._numbers = [_Numbers(*numbers) for numbers in each][::-1]
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -133,18 +168,20 @@ class RobotEnv:
             "last_action": self._last_action,
             "episode": self._episode,
             **{f"memory/{name}": part for name, part in self._memory.items()},
+            **(self._recent.state() if self._recent else {}),
         }
 
-    def _next_numbers(self) -> tuple[Tensor, Tensor]:
-        """For starting, and for advancing."""
+    def _next_numbers(self) -> _Numbers:
         if not self._numbers:
             self.prefetch(1)
         return self._numbers.pop()
 
     def _begin_everywhere(self) -> None:
-        everyone, (numbers, _) = torch.ones_like(self.sim.failed), self._next_numbers()
-        start = self._starts(numbers)
+        everyone, numbers = torch.ones_like(self.sim.failed), self._next_numbers()
+        start = self._starts(numbers.start)
         self._take(start.memory, everyone)
+        if self._recent:
+            self._recent.begin(everyone, numbers.delay)
         self.sim.reset(everyone, start.qpos, start.qvel)
         self.sim.sense()
 
@@ -176,12 +213,14 @@ class RobotEnv:
         self.sim.ctrl.copy_(self.task.control(self._worlds))
         self._episode_step += 1
 
-    def _judge_step(self, numbers: Tensor, step_numbers: Tensor) -> _Outcome:
+    def _judge_step(self, numbers: _Numbers) -> _Outcome:
         worlds, failed = self._worlds, None if self.sim.all_well else self.sim.failed
         if self._recalls:
-            for name, part in self._recalls.advance(worlds, step_numbers).items():
+            for name, part in self._recalls.advance(worlds, numbers.advance).items():
                 self._memory[name].copy_(part)
         final_obs, terminated = self._fresh_observations(), self.task.terminated(worlds)
+        if self._recent:
+            final_obs["policy"] = self._recent.seen(self._recent.followed_by(final_obs["policy"]))
         if failed is not None:
             terminated = terminated | failed
         truncated = (self._episode_step >= self.episode_steps) & ~terminated
@@ -201,8 +240,10 @@ class RobotEnv:
         self._episode.copy_(_zero_where(done, log))
         if self._means:
             log = torch.cat((log[:, : -self._means], log[:, -self._means :] / log[:, :1]), dim=1)
-        start = self._starts(numbers)
+        start = self._starts(numbers.start)
         self._take(start.memory, done)
+        if self._recent:
+            self._recent.begin(done, numbers.delay)
         self._episode_step.masked_fill_(done, 0)
         self._actions.masked_fill_(done.unsqueeze(1), 0.0)
         self._steps += 1
@@ -211,6 +252,51 @@ class RobotEnv:
     def _fresh_observations(self) -> dict[str, Tensor]:
         """Fresh also where the task hands out the simulation's own tensors."""
         return {name: obs.clone() for name, obs in self.task.observe(self._worlds).items()}
+
+    def _observe_and_remember(self) -> dict[str, Tensor]:
+        obs = self._fresh_observations()
+        if self._recent:
+            obs["policy"] = self._recent.add(obs["policy"], self._episode_step == 0)
+        return obs
+
+
+class _Recent:
+    """What the policy's group was in the latest control steps, and how late each world sees it."""
+
+    def __init__(self, senses: Senses, obs: Tensor):
+        self._fewest, self._most = senses.delay
+        self.drawn = self._fewest < self._most
+        self._history = torch.arange(senses.history, device=obs.device)
+        self._delay = torch.full((len(obs),), self._fewest, device=obs.device)
+        # [world, step, ...], newest last.
+        self._kept = torch.stack([obs] * (senses.history + self._most), dim=1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"senses/delay": self._delay, "senses/recent": self._kept}
+
+    def begin(self, worlds: Tensor, numbers: Tensor) -> None:
+        """A new episode's delay."""
+        if self.drawn:
+            delay = self._fewest + (numbers[:, 0] * (self._most - self._fewest + 1)).long()
+            self._delay.copy_(torch.where(worlds, delay, self._delay))
+
+    def add(self, obs: Tensor, first: Tensor) -> Tensor:
+        """What the policy sees now that there is `obs`; `first` are worlds in which there was nothing before it."""
+        kept = self.followed_by(obs)
+        kept = torch.where(first.view(-1, *[1] * obs.dim()), obs.unsqueeze(1), kept)
+        self._kept.copy_(kept)
+        return self.seen(kept)
+
+    def followed_by(self, obs: Tensor) -> Tensor:
+        return torch.cat((self._kept[:, 1:], obs.unsqueeze(1)), dim=1)
+
+    def seen(self, kept: Tensor) -> Tensor:
+        """[world, history * n]; of pictures, [world, history * channels, ...]."""
+        if not self.drawn:
+            return kept[:, : len(self._history)].flatten(1, 2)
+        places = (self._most - self._delay)[:, None] + self._history
+        places = places.view(*places.shape, *[1] * (kept.dim() - 2)).expand(-1, -1, *kept.shape[2:])
+        return kept.gather(1, places).flatten(1, 2)
 
 
 def _zero_where(mask: Tensor, values: Tensor) -> Tensor:

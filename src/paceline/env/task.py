@@ -6,7 +6,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import mujoco
 from torch import Tensor
 
+from paceline.checks import at_least_one
 from paceline.env.randomization import Randomization
+from paceline.errors import UserError
 from paceline.sim.simulation import Sim
 
 
@@ -52,6 +54,25 @@ class Start(NamedTuple):
     """[world, nv]"""
     memory: dict[str, Tensor]
     """The parts of the task's memory that begin anew, each [world, n]; others stay as they are."""
+
+
+@dataclass(frozen=True)
+class Senses:
+    """How the policy sees its group of observations: several at once, and late. Other groups are of the present."""
+
+    history: int = 1
+    """How many it sees, of successive control steps, side by side with the newest last. Before an episode's first
+    observation there is none: that one stands in for those that are missing."""
+    delay: tuple[int, int] = (0, 0)
+    """By how many control steps it sees them late: the fewest and the most. Drawn anew for every episode."""
+
+    def __post_init__(self) -> None:
+        at_least_one("senses: history", self.history)
+        whole = len(self.delay) == 2 and all(isinstance(steps, int) for steps in self.delay)
+        if not whole or not 0 <= self.delay[0] <= self.delay[1]:
+            raise UserError(
+                f"senses: delay {self.delay} must be the fewest and the most control steps, for example (0, 2)"
+            )
 
 
 class AnyTask(Protocol):
@@ -138,6 +159,14 @@ class HasConstants(Protocol):
 
 
 @runtime_checkable
+class HasSenses(Protocol):
+    """A task whose policy sees late, or more than the present."""
+
+    @property
+    def senses(self) -> Senses: ...
+
+
+@runtime_checkable
 class Pushes(Protocol):
     """A task that knocks its robot about."""
 
@@ -161,3 +190,22 @@ class Randomizes(Protocol):
 
     @property
     def randomization(self) -> tuple[Randomization, ...]: ...
+
+
+class Command(NamedTuple):
+    """What is asked of a robot, beside what it does."""
+
+    numbers: dict[str, tuple[Tensor, ...]]
+    """By name and unit, such as "forward m/s": what is asked for and, if there is such a number, what is done, each
+    [world]."""
+    velocity: tuple[Tensor, Tensor] | None = None
+    """Asked for and done, each [world, 2]: forward and to the left of the robot, m/s; drawn as arrows above it."""
+
+
+@runtime_checkable
+class ShowsCommand(Protocol):
+    """A task whose robot follows something that `paceline play` can show."""
+
+    def shown(self, worlds: Worlds) -> Command:
+        """Of this moment; looked at on a CPU alone, so it need not be capturable."""
+        ...

@@ -77,8 +77,8 @@ class Sim(Protocol):
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
     def field(self, name: str) -> Tensor:
-        """A model field with one row per world, [world, ...]; only those named at construction. Write in place, then
-        call `refresh_constants`, all before `sense`."""
+        """A field of the model, or "opt.gravity", with one row per world, [world, ...]; only those named at the start.
+        Write in place, then call `refresh_constants`, all before `sense`."""
         ...
 
     def refresh_constants(self, derived: bool = True) -> None:

@@ -17,6 +17,8 @@ from paceline.sim.warp_kernels import look_for_faults, restart
 # What mj_setConst derives from masses, inertias, armatures and gears; each must be per world where its source is.
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
 
+_GRAVITY = "opt.gravity"
+
 _OVERFLOWS = int(mjw.OverflowType.ALL) & ~int(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
 
 
@@ -65,8 +67,12 @@ class WarpSim:
         self.model, self.worlds, self.device = model, worlds, device
         self._per_world_fields = per_world_fields
         batched = dict.fromkeys(per_world_fields + _DERIVED_FIELDS, worlds) if per_world_fields else {}
+        batched.pop(_GRAVITY, None)
         with on_torch_stream(self.device):
             self._model = mjw.put_model(model, batch_sizes=batched)
+            if _GRAVITY in per_world_fields:
+                # Kernels take the row of their world from options too; only `put_model` has no size for them.
+                self._model.opt.gravity = wp.array(model.opt.gravity[None].repeat(worlds, 0), dtype=wp.vec3)
             # Overflows are counted per world instead of printed from inside the kernels.
             self._model.opt.warn_overflow = 0
             self._data = mjw.make_data(model, worlds, nconmax=contacts_per_world, njmax=constraints_per_world)
@@ -142,7 +148,7 @@ class WarpSim:
     def field(self, name: str) -> Tensor:
         if name not in self._per_world_fields:
             raise KeyError(f"model field {name!r} is not per world; those that are: {self._per_world_fields}")
-        return wp.to_torch(getattr(self._model, name))
+        return wp.to_torch(self._model.opt.gravity if name == _GRAVITY else getattr(self._model, name))
 
     def refresh_constants(self, derived: bool = True) -> None:
         if derived:

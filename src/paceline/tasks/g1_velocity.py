@@ -7,9 +7,9 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.randomization import Randomization
 from paceline.env.task import Start, Worlds
 from paceline.robots import g1
+from paceline.robots.own_model import with_robot
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
@@ -48,20 +48,12 @@ class G1Velocity(Velocity):
         kd=tuple(motor.kd for motor in _MOTORS),
         torque=tuple(motor.torque for motor in _MOTORS),
         feet=("left_foot", "right_foot"),
+        soles=".*_foot_.*",
+        trunk="torso_link",
     )
 
-    @property
-    def randomization(self) -> tuple[Randomization, ...]:
-        if not self.randomize:
-            return ()
-        return (
-            Randomization("geom_friction", 0.4, 1.2, names=".*_foot_.*", how="set", column=0, together=True),
-            Randomization("body_mass", -1.0, 2.0, names="torso_link", how="add", when="once"),
-            Randomization("body_ipos", -0.03, 0.03, names="torso_link", how="add", column=0, when="once"),
-        )
-
     def model(self) -> mujoco.MjModel:
-        return g1.scene().compile()
+        return with_robot(g1.scene(), self.robot).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         return super().constants() | {
@@ -115,7 +107,7 @@ class G1Velocity(Velocity):
             "bounce": -1.0 * velocity[:, 2].square(),
             "roll": -0.05 * gyro[:, :2].square().sum(1),
             "tilt": -2.0 * up[:, :2].square().sum(1),
-            "height": -10.0 * (worlds.qpos[:, 2] - self.legged.height).square(),
+            "height": -10.0 * (worlds.qpos[:, 2] - worlds.constants["height"][:, 0]).square(),
             "posture": -1.0 * (worlds.constants["stiff"] * bent).sum(1),
             "still": -0.5 * (1.0 - moving) * bent.sum(1),
             "limits": -2.0 * beyond.sum(1),

@@ -6,9 +6,9 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.randomization import Randomization
 from paceline.env.task import Worlds
 from paceline.robots import go1
+from paceline.robots.own_model import with_robot
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
@@ -33,20 +33,12 @@ class Go1Velocity(Velocity):
         kd=tuple(motor.kd for motor in _MOTORS),
         torque=tuple(motor.torque for motor in _MOTORS),
         feet=tuple(f"{leg}_foot" for leg in go1.LEGS),
+        soles=".*_foot",
+        trunk="trunk",
     )
 
-    @property
-    def randomization(self) -> tuple[Randomization, ...]:
-        if not self.randomize:
-            return ()
-        return (
-            Randomization("geom_friction", 0.4, 1.2, names=".*_foot", how="set", column=0, together=True),
-            Randomization("body_mass", -1.0, 2.0, names="trunk", how="add", when="once"),
-            Randomization("body_ipos", -0.03, 0.03, names="trunk", how="add", column=0, when="once"),
-        )
-
     def model(self) -> mujoco.MjModel:
-        return go1.scene().compile()
+        return with_robot(go1.scene(), self.robot).compile()
 
     def terminated(self, worlds: Worlds) -> Tensor:
         fallen = worlds.sensor("upvector")[:, 2] < self.smallest_up

@@ -20,8 +20,13 @@ ENTRY_POINTS = "paceline.tasks"
 
 # Imported when asked for, so that one task's needs are not everyone's.
 _OWN = {
+    "ant": "paceline.tasks.ant:ENTRY",
     "cartpole": "paceline.tasks.cartpole:ENTRY",
+    "g1-velocity": "paceline.tasks.g1_velocity:ENTRY",
     "go1-velocity": "paceline.tasks.go1_velocity:ENTRY",
+    "go1-velocity-rough": "paceline.tasks.go1_velocity_rough:ENTRY",
+    "humanoid": "paceline.tasks.humanoid:ENTRY",
+    "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
 # FAMILY:NAME is what a function makes of NAME.
 _FAMILIES = {"gymnasium": "paceline.tasks.gymnasium:entry"}

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import mujoco
 import torch
 from torch import Tensor
 
 from paceline.checks import above_zero, within_unit
-from paceline.env.task import Start, Worlds
+from paceline.env.randomization import Randomization
+from paceline.env.task import Command, Senses, Start, Worlds
 
 _TIMESTEP = 0.005
 # Numbers drawn: whether to command anew, the command, and whether to stand; whether to push, and the push.
@@ -31,6 +33,10 @@ class Legged:
     """The joints' limits, N m."""
     feet: tuple[str, ...]
     """Each has the sensors NAME_contact and NAME_velocity."""
+    soles: str
+    """The geoms that stand on the ground, as a regular expression."""
+    trunk: str
+    """The body that carries what is put on the robot."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,38 @@ class Velocity:
     """An action of 1 asks for this part of the joint's largest torque, if it does not move."""
     noise: float = 1.0
     """Of observations; 0 for none."""
+    history: int = 1
+    """How many observations the policy sees at once."""
+    delay: tuple[int, int] = (0, 0)
+    """By how many control steps it sees them late: the fewest and the most."""
     randomize: bool = True
     """Whether friction, masses and motors differ from world to world."""
+    robot: str = ""
+    """Path of an MJCF model of the same family, in place of ours."""
 
     def __post_init__(self) -> None:
         for name in ("forward_speed", "sideways_speed", "turn_speed", "command_seconds", "action_scale", "first_range"):
             above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
         for name in ("first_range", "standing"):
             within_unit(f"--env.{name.replace('_', '-')}", getattr(self, name))
+        _ = self.senses
+
+    @property
+    def senses(self) -> Senses:
+        return Senses(self.history, self.delay)
+
+    @property
+    def randomization(self) -> tuple[Randomization, ...]:
+        if not self.randomize:
+            return ()
+        legged = self.legged
+        return (
+            Randomization("geom_friction", 0.4, 1.2, names=legged.soles, how="set", column=0, together=True),
+            Randomization("body_mass", -1.0, 2.0, names=legged.trunk, how="add", when="once"),
+            Randomization("body_ipos", -0.03, 0.03, names=legged.trunk, how="add", column=0, when="once"),
+            # Stronger and weaker motors: stiffness and damping alike.
+            Randomization("actuator_gainprm", 0.9, 1.1, also="actuator_biasprm"),
+        )
 
     @property
     def actions(self) -> int:
@@ -97,6 +127,7 @@ class Velocity:
         robot = self.legged
         return {
             "home": robot.angles,
+            "height": (self._height(),),
             "noise": (*_TRUNK_NOISE, *[_ANGLE_NOISE] * self.actions, *[_SPEED_NOISE] * self.actions),
             # Radians of an action of 1.
             "scale": tuple(self.action_scale * most / kp for most, kp in zip(robot.torque, robot.kp, strict=True)),
@@ -105,6 +136,13 @@ class Velocity:
             "torque": robot.torque,
             "fastest": (self.forward_speed, self.sideways_speed, self.turn_speed),
         }
+
+    def model(self) -> mujoco.MjModel:
+        raise NotImplementedError
+
+    def _height(self) -> float:
+        """Of the trunk, standing; another robot's legs may be longer."""
+        return float(self.model().key("home").qpos[2]) if self.robot else self.legged.height
 
     def memory(self) -> dict[str, int]:
         feet = len(self.legged.feet)
@@ -125,7 +163,7 @@ class Velocity:
         yaw, place, speed, angles, speeds, command = uniform.split((1, 2, 6, joints, joints, _COMMAND_NUMBERS), dim=1)
         half = math.pi * (yaw - 0.5)
         nothing = torch.zeros_like(half)
-        height = torch.full_like(half, self.legged.height + 0.02)
+        height = (worlds.constants["height"] + 0.02).expand_as(half)
         pose = (place - 0.5, height, torch.cos(half), nothing, nothing, torch.sin(half), home + 0.4 * (angles - 0.5))
         asked = self._range(worlds)
         feet = nothing.expand(-1, len(self.legged.feet))
@@ -183,6 +221,15 @@ class Velocity:
     def measure(self, worlds: Worlds) -> dict[str, Tensor]:
         turn = worlds.sensor("gyro")[:, 2] - worlds.memory["command"][:, 2]
         return {"velocity_error": self._miss(worlds), "turn_error": turn.abs()}
+
+    def shown(self, worlds: Worlds) -> Command:
+        command, velocity, gyro = worlds.memory["command"], worlds.sensor("velocity"), worlds.sensor("gyro")
+        numbers = {
+            "forward m/s": (command[:, 0], velocity[:, 0]),
+            "left m/s": (command[:, 1], velocity[:, 1]),
+            "turn rad/s": (command[:, 2], gyro[:, 2]),
+        }
+        return Command(numbers, velocity=(command[:, :2], velocity[:, :2]))
 
     def _miss(self, worlds: Worlds) -> Tensor:
         """How far the velocity over ground is from the commanded one, m/s, [world]."""

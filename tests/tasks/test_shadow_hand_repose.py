@@ -1,0 +1,245 @@
+"""A hand turns a cube: the task's figures, its goals and what is counted."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from paceline import rotations
+from paceline.config import TrainConfig
+from paceline.env.robot_env import RobotEnv
+from paceline.errors import UserError
+from paceline.robots import shadow_hand
+from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
+from paceline.tasks.shadow_hand_repose import ENTRY, ShadowHandRepose
+from paceline.train import train
+
+IN_HAND = (0.0, -0.39, 0.56)
+
+
+def put(env: RobotEnv, **parts: Tensor) -> None:
+    """Some parts of the state, in all worlds: `place`, `rotation`, or a part of the memory."""
+    state = env.state()
+    for name, value in parts.items():
+        target = {"place": state["sim/qpos"][:, 24:27], "rotation": state["sim/qpos"][:, 27:]}.get(name)
+        (state[f"memory/{name}"] if target is None else target).copy_(value)
+    env.load_state(state)
+
+
+def turned(angle: float) -> Tensor:
+    """About an axis that leans, [1, 4]."""
+    half = 0.5 * angle
+    return torch.tensor([[math.cos(half), 0.6 * math.sin(half), 0.0, 0.8 * math.sin(half)]])
+
+
+def nothing(env: RobotEnv) -> Tensor:
+    return torch.zeros(env.num_envs, env.actions)
+
+
+def test_the_settings_hold():
+    for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
+        ENTRY.settings(learner).check()
+
+
+def test_an_episode_is_600_control_steps_of_a_sixtieth_of_a_second():
+    env = RobotEnv(ShadowHandRepose(), 1)
+    assert env.episode_steps == 600
+    assert env.control_seconds == pytest.approx(1 / 60)
+
+
+# Actions
+
+
+@pytest.mark.parametrize(("action", "end"), [(-1.0, 0), (-3.0, 0), (1.0, 1), (3.0, 1)])
+def test_actions_of_one_ask_for_the_ends_of_the_ranges(action: float, end: int):
+    env = RobotEnv(ShadowHandRepose(), 1)
+    env.step(torch.full((1, 20), action))
+    ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
+    assert env.sim.ctrl[0].tolist() == pytest.approx([ranges[name][end] for name in shadow_hand.MOTORS], abs=1e-6)
+
+
+def test_targets_may_follow_actions_by_and_by():
+    at_once, slowly = (RobotEnv(ShadowHandRepose(new_target=share), 1) for share in (1.0, 0.3))
+    for env in (at_once, slowly):
+        env.step(torch.ones(1, 20))
+    torch.testing.assert_close(slowly.sim.ctrl, 0.3 * at_once.sim.ctrl)
+    slowly.step(torch.ones(1, 20))
+    torch.testing.assert_close(slowly.sim.ctrl, 0.51 * at_once.sim.ctrl)
+
+
+# Observations
+
+
+@pytest.mark.parametrize(("sees", "width"), [("state", 157), ("fingertips", 42)])
+def test_the_policy_sees_as_much_as_it_is_given_and_the_critic_all(sees: str, width: int):
+    obs = RobotEnv(ShadowHandRepose(policy_sees=sees), 2).reset()  # pyright: ignore[reportArgumentType]
+    assert obs["policy"].shape == (2, width)
+    assert obs["critic"].shape == (2, 157 + 30)
+
+
+def test_the_state_is_in_its_order():
+    env = RobotEnv(ShadowHandRepose(), 3)
+    seen, qpos, goal = env.reset()["policy"], env.sim.qpos, env._memory["goal"]
+    low, high = torch.tensor(shadow_hand.RANGES).unbind(1)
+    torch.testing.assert_close(seen[:, :24], 2.0 * (qpos[:, :24] - low) / (high - low) - 1.0)
+    torch.testing.assert_close(seen[:, 48:55], qpos[:, 24:])
+    torch.testing.assert_close(seen[:, 61:64], torch.tensor(IN_HAND).expand(3, -1))
+    torch.testing.assert_close(seen[:, 64:68], goal)
+    torch.testing.assert_close(rotations.product(seen[:, 68:72], goal), qpos[:, 27:])
+    fingertips = seen[:, 72:87].view(3, 5, 3)
+    assert (fingertips[:, :4, 1] < -0.4).all(), "four fingers point away from the arm"
+    assert torch.allclose(seen[:, 87:107].view(3, 5, 4).norm(dim=2), torch.ones(3, 5))
+    assert (seen[:, 137:] == 0.0).all()
+    actions = torch.linspace(-2.0, 2.0, 60).view(3, 20)
+    torch.testing.assert_close(env.step(actions).obs["policy"][:, 137:], actions.clamp(-1.0, 1.0))
+
+
+def test_speeds_are_the_worlds_own_axes_and_scaled():
+    env = RobotEnv(ShadowHandRepose(), 1)
+    state = env.state()
+    # Its x axis points up.
+    state["sim/qpos"][:, 27:] = torch.tensor([math.sqrt(0.5), 0.0, -math.sqrt(0.5), 0.0])
+    state["sim/qvel"][:, 24:] = torch.tensor([1.0, 2.0, 3.0, 5.0, 0.0, 0.0])
+    state["sim/qvel"][:, 7] = 4.0
+    env.load_state(state)
+    env.sim.sense()
+    seen = env._fresh_observations()["policy"][0]
+    assert seen[24 + 7] == pytest.approx(0.8)
+    assert seen[55:61].tolist() == pytest.approx([1.0, 2.0, 3.0, 0.0, 0.0, 1.0], abs=1e-5)
+
+
+# Rewards and ends
+
+
+def test_rewards_worked_out_by_hand():
+    task = ShadowHandRepose(fall_penalty=50.0)
+    env = RobotEnv(task, 2)
+    place = torch.tensor([IN_HAND, IN_HAND]) + torch.tensor([[0.0, 0.03, 0.04], [0.3, 0.0, 0.0]])
+    put(env, place=place, angle=torch.tensor([[0.4], [0.06]]), reached=torch.tensor([[0.0], [1.0]]))
+    env._action.fill_(0.5)
+    assert task.terminated(env._worlds).tolist() == [False, True]
+    terms = task.reward(env._worlds, torch.tensor([False, True]))
+    assert terms["distance"].tolist() == pytest.approx([-0.005, -0.03])
+    assert terms["rotation"].tolist() == pytest.approx([0.02, 0.0625])
+    assert terms["effort"].tolist() == pytest.approx([-1e-5, -1e-5])
+    assert terms["success"].tolist() == pytest.approx([0.0, 2.5])
+    assert terms["fall"].tolist() == pytest.approx([0.0, -0.5])
+
+
+def test_a_cube_that_has_left_the_hand_ends_the_episode():
+    env = RobotEnv(ShadowHandRepose(), 3)
+    places = torch.tensor([IN_HAND] * 3)
+    places[1, 2] -= 0.25
+    places[2, 0] += 0.23
+    put(env, place=places)
+    assert env.step(nothing(env)).terminated.tolist() == [False, True, False]
+
+
+# Goals
+
+
+def test_a_goal_that_is_reached_pays_counts_and_gives_way_to_the_next():
+    env = RobotEnv(ShadowHandRepose(), 3)
+    # A step of falling does not turn it.
+    rotation = turned(0.7).expand(3, -1)
+    off = torch.cat((turned(0.05), turned(0.15), turned(3.0)))
+    put(env, rotation=rotation, goal=rotations.product(off, rotation), place=torch.tensor([0.0, -0.39, 0.65]))
+    before = env._memory["goal"].clone()
+    step = env.step(nothing(env))
+    assert env._memory["reached"].flatten().tolist() == [1.0, 0.0, 0.0]
+    assert env._memory["angle"].flatten().tolist() == pytest.approx([0.05, 0.15, 3.0], abs=2e-3)
+    assert (step.reward > 2.0).tolist() == [True, False, False]
+    assert (env._memory["goal"] == before).all(1).tolist() == [False, True, True]
+    assert step.obs["policy"][:, 64:68].equal(env._memory["goal"])
+    assert env._memory["successes"].flatten().tolist() == [1.0, 0.0, 0.0]
+
+
+def test_goals_and_starts_are_turned_every_way():
+    env = RobotEnv(ShadowHandRepose(), 500)
+    for quaternions in (env._memory["goal"], env.sim.qpos[:, 27:]):
+        torch.testing.assert_close(quaternions.norm(dim=1), torch.ones(500))
+        up = 1.0 - 2.0 * quaternions[:, 1:3].square().sum(1)
+        assert up.min() < -0.95
+        assert up.max() > 0.95
+    assert not torch.allclose(env._memory["goal"], env.sim.qpos[:, 27:])
+
+
+def test_starts_keep_to_their_bounds():
+    qpos = RobotEnv(ShadowHandRepose(), 500).sim.qpos
+    low, high = torch.tensor(shadow_hand.RANGES).unbind(1)
+    assert (qpos[:, :24] >= 0.2 * low - 1e-6).all()
+    assert (qpos[:, :24] <= 0.2 * high + 1e-6).all()
+    assert (qpos[:, :24].std(0) > 0.05 * (high - low)).all()
+    off = (qpos[:, 24:27] - torch.tensor(shadow_hand.CUBE.start)).abs()
+    assert off.max() <= 0.01 + 1e-6
+    assert (off.amax(0) > 0.009).all()
+
+
+def test_the_log_has_the_successes_of_whole_episodes():
+    """So easy that there are many, in some worlds more than in others, and some fall early."""
+    env = RobotEnv(ShadowHandRepose(tolerance=2.0, episode_seconds=0.5, fall_distance=0.09), 24, seed=1)
+    counted, column, told, lengths = torch.zeros(24), env.log_names.index("measure/successes"), [], []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        step = env.step(torch.randn(24, 20, generator=generator))
+        counted += env._memory["reached"][:, 0]
+        for world in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            told.append((step.log[world, column].item(), counted[world].item()))
+            lengths.append(int(step.log[world, 0]))
+            counted[world] = 0.0
+    assert len({count for _, count in told}) > 3
+    assert len(set(lengths)) > 1
+    assert [said for said, _ in told] == pytest.approx([count for _, count in told], abs=1e-4)
+
+
+# Physics
+
+
+def test_the_cube_stays_in_a_hand_that_rests_half_closed():
+    env = RobotEnv(ShadowHandRepose(), 32)
+    fallen = torch.zeros(32, dtype=torch.bool)
+    for _ in range(180):
+        fallen |= env.step(nothing(env)).terminated
+    assert fallen.sum() <= 2
+    assert env.sim.qvel.abs().amax(1).median() < 0.1, "it jitters"
+    assert not env.faults().any()
+
+
+def test_wild_actions_do_no_harm():
+    env, generator = RobotEnv(ShadowHandRepose(), 16), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        step = env.step(3.0 * torch.randn(16, 20, generator=generator))
+        assert step.obs["critic"].isfinite().all()
+    assert not env.faults().any()
+
+
+# A run
+
+
+def test_the_result_of_a_run_says_how_many_goals_were_reached(tmp_path: Path):
+    settings = PpoConfig(horizon=8, epochs=1, minibatches=2, hidden=(16,))
+    options = {"episode_seconds": 0.1, "policy_sees": "fingertips"}
+    config = TrainConfig("shadow-hand-repose", options, settings=settings, num_envs=8, max_iterations=2)
+    result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    assert set(result["measures"]) == {"successes", "angle_to_goal"}
+    assert 0.0 < result["measures"]["angle_to_goal"] < math.pi
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["measures"] == result["measures"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"tolerance": 0.0}, r"--env\.tolerance 0 must be above 0"),
+        ({"new_target": 1.5}, r"--env\.new-target 1\.5 must be between 0 and 1"),
+        ({"fall_penalty": -1.0}, r"--env\.fall-penalty -1 must not be negative"),
+    ],
+)
+def test_a_bad_option_is_refused(option: dict[str, float], message: str):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(ShadowHandRepose(), **option)
