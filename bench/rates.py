@@ -83,6 +83,29 @@ def physics(task: Task | TaskWithMemory, num_envs: int, device: torch.device, st
     return num_envs * steps / seconds_per_call(replay, device, repeats)
 
 
+def physics_from_here(env: RobotEnv, steps: int, repeats: int) -> float:
+    """Env steps/s of the physics alone, as one graph, each time from the states that the env is in."""
+    state = env.sim.state()
+
+    def work() -> None:
+        for _ in range(steps):
+            env.sim.step(env.task.decimation)
+            env.sim.sense()
+
+    replay, seconds = capture(work, env.device, warp=env.device.type == "cuda"), 0.0
+    for repeat in range(3 + repeats):
+        env.sim.load_state(state)
+        if env.device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        replay()
+        if env.device.type == "cuda":
+            torch.cuda.synchronize()
+        # The first calls capture and warm up.
+        seconds += (time.perf_counter() - began) * (repeat >= 3)
+    return env.num_envs * steps * repeats / seconds
+
+
 def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Mean over `repeats` calls, after three that warm up."""
 

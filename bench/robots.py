@@ -1,55 +1,75 @@
-"""Robots: collecting and training beside the bare physics and beside mjlab's task for the same robot, in one run.
+"""Robots: collecting and training beside the bare physics of the same run, and beside mjlab's task for the same robot.
 
-    python bench/robots.py --peer PYTHON --num-envs 4096 16384        on a GPU; PYTHON has mjlab
-    python bench/robots.py --peer PYTHON --device cpu --num-envs 512 --iterations 4 --name robots_cpu
+    python bench/robots.py --peer PYTHON                on a GPU; PYTHON has mjlab
+    python bench/robots.py --peer PYTHON --device cpu --robots go1-velocity --num-envs 512 --iterations 3 \
+        --name robots_cpu
 
-Timestep, decimation, solver iterations, horizon, network, epochs and minibatches are the same on both sides. The models
-are not quite: ours has primitive geoms that collide with the ground alone.
+The physics are timed from the states that training has come to. Beside mjlab, timestep, decimation, solver iterations,
+horizon, network, epochs and minibatches are the same on both sides; the models are not quite: ours have primitive geoms
+that collide with the ground alone. Robots that mjlab has no task for train with their own settings.
 """
 
 import argparse
 from dataclasses import asdict
+from typing import Any
 
 import rates
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from paceline.distributed.rank import tune_torch
+from paceline.env.robot_env import RobotEnv
+from paceline.learners.ppo import Ppo
 from paceline.settings.ppo import PpoConfig
-from paceline.tasks.go1_velocity import Go1Velocity
+from paceline.tasks import registry
 
-ROBOTS = {"go1-velocity": (Go1Velocity(), "Mjlab-Velocity-Flat-Unitree-Go1")}
-PPO = PpoConfig(horizon=24, epochs=5, minibatches=4, hidden=(512, 256, 128))
+PEERS = {"go1-velocity": "Mjlab-Velocity-Flat-Unitree-Go1", "g1-velocity": "Mjlab-Velocity-Flat-Unitree-G1"}
+ROBOTS = (*PEERS, "go1-velocity-rough", "shadow-hand-repose", "ant", "humanoid")
+PEER_PPO = PpoConfig(horizon=24, epochs=5, minibatches=4, hidden=(512, 256, 128))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--robots", nargs="+", default=list(ROBOTS), choices=list(ROBOTS))
+    parser.add_argument("--robots", nargs="+", default=list(ROBOTS), choices=ROBOTS)
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
     parser.add_argument("--name", default="robots", help="of the file in bench/results")
     args = parser.parse_args()
-    device, rows = torch.device(args.device), []
-    for name in args.robots:
-        task, theirs = ROBOTS[name]
+    rows: list[dict[str, Any]] = []
+    for robot in args.robots:
         for num_envs in args.num_envs:
-            physics = rates.physics(task, num_envs, device, PPO.horizon, max(2, args.iterations // 5))
-            ours = rates.paceline(task, num_envs, PPO, device, 4 + args.iterations).rates(rates.WARM)
-            row = {"robot": name, "num_envs": num_envs, "physics": physics, **ours}
-            row["train/physics"] = ours["train"] / physics
-            if args.peer:
-                peer = rates.mjlab(args.peer, num_envs, PPO, args.device, 4 + args.iterations, theirs)
+            row = ours(robot, num_envs, torch.device(args.device), args.iterations)
+            if args.peer and robot in PEERS:
+                peer = rates.mjlab(args.peer, num_envs, PEER_PPO, args.device, 4 + args.iterations, PEERS[robot])
                 for part, rate in peer.rates(rates.WARM).items():
-                    row |= {f"mjlab {part}": rate, f"{part}/mjlab": ours[part] / rate}
+                    row |= {f"mjlab {part}": rate, f"{part}/mjlab": row[part] / rate}
             rows.append(row)
-    settings = {name: asdict(ROBOTS[name][0]) for name in args.robots} | {"ppo": asdict(PPO)}
-    rates.write(args.name, device=args.device, unit="env steps per second", settings=settings, rows=rows)
-    table = Table(*rows[0], title=f"robots on {args.device}, env steps/s")
+            # Written after each, so that what has been measured is kept.
+            settings = {name: asdict(settings_of(name)) for name in args.robots}
+            rates.write(args.name, device=args.device, unit="env steps per second", ppo=settings, rows=rows)
+            print(" ".join(f"{name} {rates.show(value)}" for name, value in row.items()), flush=True)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*names, title=f"robots on {args.device}, env steps/s")
     for row in rows:
-        table.add_row(*(rates.show(value) for value in row.values()))
-    Console(width=150).print(table)
+        table.add_row(*(rates.show(row.get(name, "")) for name in names))
+    Console(width=170).print(table)
+
+
+def settings_of(robot: str) -> PpoConfig:
+    return PEER_PPO if robot in PEERS else registry.find(robot).ppo
+
+
+def ours(robot: str, num_envs: int, device: torch.device, iterations: int) -> dict[str, Any]:
+    tune_torch(device)
+    task, ppo = registry.find(robot).task(), settings_of(robot)
+    env = RobotEnv(task, num_envs, "auto", device)
+    found = rates.learning(Ppo(env, ppo, seed=0), num_envs * ppo.horizon, 4 + iterations).rates(rates.WARM)
+    physics = rates.physics_from_here(env, ppo.horizon, max(2, iterations // 4))
+    row = {"robot": robot, "num_envs": num_envs, "physics": physics, **found}
+    return row | {f"{part}/physics": found[part] / physics for part in ("collect", "train")}
 
 
 if __name__ == "__main__":
