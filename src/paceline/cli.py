@@ -295,7 +295,7 @@ def _tasks(words: list[str], console: Console) -> int:
 
     from paceline.tasks import registry
 
-    table = Table("task", "what it is", "worlds on a CPU", "on a GPU", box=None, header_style="bold")
+    table = Table("task", "what it is", "on CPU", "on GPU", box=None, header_style="bold")
     for name in registry.names():
         try:
             entry = registry.find(name)
@@ -305,9 +305,8 @@ def _tasks(words: list[str], console: Console) -> int:
         else:
             table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
     console.print(table)
-    console.print(
-        "\ngymnasium:ID is any Gymnasium environment with continuous actions, such as gymnasium:HalfCheetah-v5."
-    )
+    console.print("\nThe numbers are the worlds that --num-envs has by default.")
+    console.print("gymnasium:ID is any Gymnasium environment with continuous actions, such as gymnasium:HalfCheetah-v5.")
     return 0
 
 

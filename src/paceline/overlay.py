@@ -238,7 +238,7 @@ def _parts(scores: Scores, command: Command | None, most: int) -> list[list[_Row
     parts = [
         [_Row(f"{episode.seconds:.1f} s", second=f"return {episode.total:.2f}", colours=(_BRIGHT, _BRIGHT, _BRIGHT))]
     ]
-    if command:
+    if command and command.numbers:
         rows = [_Row(name, *_two(numbers)) for name, numbers in command.numbers.items()]
         parts.append([_Row("command", "asked", "done", colours=_HEAD), *rows])
     if scores.lately:

@@ -25,6 +25,7 @@ from rich.progress import track
 from paceline.build import OURS, Elsewhere, playable
 from paceline.distributed.gpus import egl_index, gpu_uuid
 from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Command
 from paceline.env.vec_env import DrawnEnv, VecEnv
 from paceline.errors import UserError
 from paceline.overlay import REFRESH_SECONDS, SMALLEST_HEIGHT, Arrow, Arrows, Episode, Panel, Scores, command_of
@@ -138,8 +139,9 @@ def _painter(env: VecEnv, width: int, height: int, arrows: bool) -> Iterator[Cal
     with Camera(env.sim.model, width, height) as camera:
 
         def picture() -> np.ndarray:
-            _copy_state(env, world)
-            return camera.picture(world, velocities.of(command_of(env), world) if arrows else ())
+            command = command_of(env)
+            _copy_state(env, command, world)
+            return camera.picture(world, velocities.of(command, world) if arrows else ())
 
         yield picture
 
@@ -177,9 +179,11 @@ def _told_what_draws() -> Iterator[None]:
         os.environ.pop("MUJOCO_GL", None)
 
 
-def _copy_state(env: RobotEnv, world: mujoco.MjData) -> None:
+def _copy_state(env: RobotEnv, command: Command | None, world: mujoco.MjData) -> None:
     for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
         getattr(world, name)[:] = getattr(env.sim, name)[0].numpy()
+    if command and command.rotation is not None:
+        world.mocap_quat[0] = command.rotation[0].numpy()
     world.time = env.sim.time[0].item()
     mujoco.mj_forward(env.sim.model, world)
 

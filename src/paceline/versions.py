@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 
 _PACKAGES = (
-    *("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang", "gymnasium"),
+    *("paceline", "torch", "mujoco", "mujoco-warp", "warp-lang", "gymnasium", "gymnasium-robotics"),
     *("rsl-rl-lib", "rl-games", "skrl", "jax", "flax", "optax"),
 )
 

@@ -200,6 +200,8 @@ class Command(NamedTuple):
     [world]."""
     velocity: tuple[Tensor, Tensor] | None = None
     """Asked for and done, each [world, 2]: forward and to the left of the robot, m/s; drawn as arrows above it."""
+    rotation: Tensor | None = None
+    """Asked for, [world, 4]: the model's mocap body, which is in nobody's way, is drawn so."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline import rotations
 from paceline.checks import above_zero, not_negative, within_unit
-from paceline.env.task import Start, Worlds
+from paceline.env.task import Command, Start, Worlds
 from paceline.robots import shadow_hand
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
@@ -158,6 +158,9 @@ class ShadowHandRepose:
         # So that the mean over an episode's steps is its last count: up to step t, these add up to t times the count.
         successes = memory["successes"] + memory["reached"] * (worlds.episode_step - 1).unsqueeze(1)
         return {"successes": successes[:, 0], "angle_to_goal": memory["angle"][:, 0]}
+
+    def shown(self, worlds: Worlds) -> Command:
+        return Command({}, rotation=worlds.memory["goal"])
 
     def _cube(self, worlds: Worlds) -> tuple[Tensor, Tensor]:
         return worlds.qpos[:, _PLACE], worlds.qpos[:, _ROTATION]
