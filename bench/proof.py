@@ -40,8 +40,18 @@ KEPT = (
     "versions",
 )
 """Of what a run's result.json says."""
+ALL_OF_IT = {"first_range": 1.0, "curriculum": False}
+"""Options of tasks with a curriculum: all commands and all levels, however far it has come."""
 # From Okabe and Ito's palette.
-COLOUR = "#0072B2"
+COLOUR, PUBLISHED_COLOUR = "#0072B2", "#D55E00"
+JUDGED_BY = {
+    "ant": "episode/return",
+    "humanoid": "episode/return",
+    "go1-velocity-rough": "measure/terrain_level",
+    "shadow-hand-repose": "measure/successes",
+}
+# What Isaac Lab's own benchmark asks of its direct tasks after 300 iterations.
+PUBLISHED = {"ant": ("Isaac Lab asks for", 7000.0), "humanoid": ("Isaac Lab asks for", 2000.0)}
 
 
 def main() -> None:
@@ -121,8 +131,7 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
 def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
     """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
-    # Over all commands, however far a curriculum has come.
-    options = {name: 1.0 if name == "first_range" else value for name, value in config.env.items()}
+    options = config.env | {name: value for name, value in ALL_OF_IT.items() if name in config.env}
     config = replace(config, env=options, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
     env, learner = build(config, Group(Rank()), range(episodes))
     learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
@@ -138,7 +147,11 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
         running &= ~over
     means = zip(env.log_names, ended.mean(0).tolist(), strict=True)
     kept = {name: value for name, value in means if not name.startswith("reward/")}
-    return {"episodes": episodes, "ended early": fell.float().mean().item(), **kept}
+    found = {"episodes": episodes, "ended early": fell.float().mean().item(), **kept}
+    if "measure/successes" in kept:
+        some = ended[:, env.log_names.index("measure/successes")] >= 0.5
+        found["with a success"] = some.float().mean().item()
+    return found
 
 
 def plot() -> None:
@@ -150,10 +163,14 @@ def plot() -> None:
     figure = Figure(figsize=(4.0 * columns, 2.8 * -(-len(found) // columns)), layout="constrained")
     for place, proof in enumerate(found, start=1):
         axes = figure.add_subplot(-(-len(found) // columns), columns, place)
-        measures = [name for name in proof["curve"] if name.startswith("measure/")]
-        name = measures[0] if measures else "episode/return"
-        axes.plot([steps / 1e6 for steps in proof["curve"]["env_steps"]], proof["curve"][name], color=COLOUR)
-        axes.set_title(proof["task"], fontsize=10)
+        task, curve = proof["task"], proof["curve"]
+        name = JUDGED_BY.get(task, "measure/velocity_error")
+        axes.plot([steps / 1e6 for steps in curve["env_steps"]], curve[name], color=COLOUR, label="Paceline")
+        if task in PUBLISHED:
+            what, value = PUBLISHED[task]
+            axes.axhline(value, color=PUBLISHED_COLOUR, linestyle="--", label=what)
+            axes.legend(fontsize=8, frameon=False, loc="lower right")
+        axes.set_title(f"{task} ({curve['seconds'][-1]:.0f} s)", fontsize=10)
         axes.set_xlabel("million env steps", fontsize=9)
         axes.set_ylabel(name.split("/")[1].replace("_", " "), fontsize=9)
         axes.set_ylim(bottom=0.0)

@@ -83,33 +83,48 @@ def physics(task: Task | TaskWithMemory, num_envs: int, device: torch.device, st
     return num_envs * steps / seconds_per_call(replay, device, repeats)
 
 
-def physics_from_here(env: RobotEnv, steps: int, repeats: int) -> float:
-    """Env steps/s of the physics alone, as one graph, each time from the states that the env is in."""
-    state = env.sim.state()
+def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
+    """Env steps/s of the physics of a rollout and nothing else: what the simulation was asked to do in one (controls,
+    steps, resets, pushes), done again as one graph, from the state in which it began."""
+    sim, asked = env.sim, []
+    calls = {name: getattr(sim, name) for name in ("step", "reset", "push", "sense")}
 
-    def work() -> None:
-        for _ in range(steps):
-            env.sim.step(env.task.decimation)
-            env.sim.sense()
+    def recording(name: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
+            asked.append((name, kept, sim.ctrl.clone()))
+            calls[name](*arguments)
 
-    replay, seconds = capture(work, env.device, warp=env.device.type == "cuda"), 0.0
+        return call
+
+    began = sim.state()
+    for name in calls:
+        setattr(sim, name, recording(name))
+    with torch.no_grad():
+        learner._roll_out()
+    for name in calls:
+        delattr(sim, name)
+
+    def again() -> None:
+        for name, arguments, ctrl in asked:
+            if name == "step":
+                sim.ctrl.copy_(ctrl)
+            calls[name](*arguments)
+
+    replay, seconds = capture(again, env.device, warp=env.device.type == "cuda"), 0.0
     for repeat in range(3 + repeats):
-        env.sim.load_state(state)
-        if env.device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        replay()
-        if env.device.type == "cuda":
-            torch.cuda.synchronize()
+        sim.load_state(began)
         # The first calls capture and warm up.
-        seconds += (time.perf_counter() - began) * (repeat >= 3)
-    return env.num_envs * steps * repeats / seconds
+        seconds += seconds_per_call(replay, env.device, 1, warm=0) * (repeat >= 3)
+    return env.num_envs * learner.config.horizon * repeats / seconds
 
 
-def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Mean over `repeats` calls, after three that warm up."""
+def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: int, warm: int = 3) -> float:
+    """Mean over `repeats` calls, after some that warm up."""
 
     def run(times: int) -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(times):
             call()
@@ -117,7 +132,7 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: 
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    run(3)
+    run(warm)
     return run(repeats) / repeats
 
 

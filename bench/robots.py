@@ -4,9 +4,10 @@
     python bench/robots.py --peer PYTHON --device cpu --robots go1-velocity --num-envs 512 --iterations 3 \
         --name robots_cpu
 
-The physics are timed from the states that training has come to. Beside mjlab, timestep, decimation, solver iterations,
-horizon, network, epochs and minibatches are the same on both sides; the models are not quite: ours have primitive geoms
-that collide with the ground alone. Robots that mjlab has no task for train with their own settings.
+The physics are those of a rollout at the end of the run, done again without anything else. Beside mjlab, timestep,
+decimation, solver iterations, horizon, network, epochs and minibatches are the same on both sides; the models are not
+quite: ours have primitive geoms that collide with the ground alone. Robots that mjlab has no task for train with their
+own settings.
 """
 
 import argparse
@@ -66,8 +67,9 @@ def ours(robot: str, num_envs: int, device: torch.device, iterations: int) -> di
     tune_torch(device)
     task, ppo = registry.find(robot).task(), settings_of(robot)
     env = RobotEnv(task, num_envs, "auto", device)
-    found = rates.learning(Ppo(env, ppo, seed=0), num_envs * ppo.horizon, 4 + iterations).rates(rates.WARM)
-    physics = rates.physics_from_here(env, ppo.horizon, max(2, iterations // 4))
+    learner = Ppo(env, ppo, seed=0)
+    found = rates.learning(learner, num_envs * ppo.horizon, 4 + iterations).rates(rates.WARM)
+    physics = rates.physics_of(learner, env, max(2, iterations // 4))
     row = {"robot": robot, "num_envs": num_envs, "physics": physics, **found}
     return row | {f"{part}/physics": found[part] / physics for part in ("collect", "train")}
 

@@ -99,7 +99,7 @@ class Velocity:
             Randomization("body_mass", -1.0, 2.0, names=legged.trunk, how="add", when="once"),
             Randomization("body_ipos", -0.03, 0.03, names=legged.trunk, how="add", column=0, when="once"),
             # Stronger and weaker motors: stiffness and damping alike.
-            Randomization("actuator_gainprm", 0.9, 1.1, also="actuator_biasprm"),
+            Randomization("actuator_gainprm", 0.9, 1.1, also="actuator_biasprm", when="once"),
         )
 
     @property
