@@ -71,10 +71,12 @@ def test_an_episode_that_reaches_its_limit_says_so_and_the_next_one_counts_anew(
 
 def test_lines_for_a_console_fit_80_columns_and_leave_out_the_smallest_terms():
     terms = {f"a_rather_long_term_{i}": 10.0 / (i + 1) for i in range(9)}
-    lines = Episode(20.0, 31.416, terms, {"velocity_error": 0.0831}, "time limit").lines(3)
-    assert lines[0] == "episode 3: 20.0 s, its time limit, return 31.42, velocity_error 0.0831"
-    assert lines[1].startswith("  a_rather_long_term_0 10, a_rather_long_term_1 5, ")
-    assert lines[1].endswith(", ...")
+    measures = {"velocity_error": 0.0831, "turn_error": 0.2, "command_range": 1.0}
+    lines = Episode(20.0, 31.416, terms, measures, "time limit").lines(3)
+    assert lines[0] == "episode 3: 20.0 s, its time limit, return 31.42"
+    assert lines[1] == "  velocity error 0.0831, turn error 0.2, command range 1"
+    assert lines[2].startswith("  a rather long term 0 10, a rather long term 1 5, ")
+    assert lines[2].endswith(", ...")
     assert max(map(len, lines)) <= 80
     assert Episode(1.0, -2.0, {}, {}, "terminated").lines(1) == ["episode 1: ended after 1.0 s, return -2.00"]
 

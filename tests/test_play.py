@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from paceline import play
+from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.overlay import Arrow
 from paceline.play import Camera, frame_rate, record
+from paceline.tasks.shadow_hand_repose import ShadowHandRepose
 
 TWO_BALLS = """
 <mujoco>
@@ -72,6 +74,22 @@ def test_the_overlay_is_there_unless_refused_and_not_in_small_pictures(tiny_run:
         corner[name] = decode(tmp_path / f"{name}.mp4")[1][-1, 10:60, 10:60].mean()
     # The sky is bright, the panel dark.
     assert corner["with"] < min(corner["without"], corner["small"]) - 40.0
+
+
+def test_the_command_line_refuses_the_overlay_and_tells_of_the_episodes(tiny_run: Path, tmp_path: Path):
+    words = "play", tiny_run, "--video", tmp_path / "plain.mp4", "--seconds", 0.1, "--height", 240, "--no-overlay"
+    done = paceline(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert decode(tmp_path / "plain.mp4")[1][-1, 10:60, 10:60].mean() > 100.0
+    assert "episode 1: 0.1 s so far, return " in done.stdout
+
+
+def test_the_goal_of_a_hand_is_drawn_as_it_is_asked_for():
+    task = ShadowHandRepose()
+    env = RobotEnv(task, 1)
+    world = mujoco.MjData(env.sim.model)
+    play._copy_state(env, task.shown(env.worlds), world)
+    np.testing.assert_allclose(world.mocap_quat[0], env.worlds.memory["goal"][0])
 
 
 def test_arrows_are_drawn_in_their_colour_where_they_are():

@@ -17,6 +17,7 @@ from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
+from paceline.env.task import HasCurriculum
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
 from paceline.learners import adapters
@@ -29,16 +30,19 @@ from paceline.tasks.registry import TaskEntry
 from paceline.versions import versions
 
 
-def build(config: TrainConfig, group: Group, worlds: range, drawn: bool = False) -> tuple[VecEnv, Learner]:
-    """The env and the learner of a run, with fresh weights, for some of its worlds; one that can be `drawn`, if so
-    asked."""
-    env = _env(config, group, worlds, drawn)
+def build(
+    config: TrainConfig, group: Group, worlds: range, drawn: bool = False, watched: bool = False
+) -> tuple[VecEnv, Learner]:
+    """The env and the learner of a run, with fresh weights, for some of its worlds. To be `watched`, a curriculum is at
+    its end; an env that can be `drawn`, if so asked."""
+    env = _env(config, group, worlds, drawn, watched)
     return env, adapters.make(config.learner, env, config.settings, config.seed, group)
 
 
-def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool) -> VecEnv:
+def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool, watched: bool) -> VecEnv:
     entry = registry.find(config.task)
     task = from_dict(entry.task, config.env, f"options of task {config.task}")
+    task = _at_its_end(task) if watched else task
     device, threads = group.rank.device, group.rank.cores
     placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_world": worlds.start}
     engine_of(config, device)
@@ -49,6 +53,10 @@ def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool) -> VecEn
     if entry.drawn:
         return entry.drawn(task, **placed)
     raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
+
+
+def _at_its_end(task: Any) -> Any:
+    return task.at_its_end() if isinstance(task, HasCurriculum) else task
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
@@ -73,6 +81,9 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
         found |= {f"setting {key}": str(option) for key, option in (options or {name: value}).items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
+    if config.env.get("robot"):
+        # Without what it includes.
+        found["file of --env.robot"] = _digest([Path(config.env["robot"])])
     found[f"code of task {config.task}"] = _digest([Path(inspect.getfile(registry.find(config.task).task))])
     return found
 
@@ -101,7 +112,7 @@ def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learn
     config.check()
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)["learner"]
-    env, learner = build(config, Group(Rank()), range(1), drawn)
+    env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)
     fit(learner.load_policy, saved, str(file))
     return env, learner, opened
 
@@ -146,7 +157,7 @@ def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False)
 def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bool) -> Playable:
     entry = registry.find(task)
     config = TrainConfig(task=task, env={}, seed=seed)
-    env = _env(config, Group(Rank()), range(1), drawn)
+    env = _env(config, Group(Rank()), range(1), drawn, watched=True)
     inputs = env.reset()["policy"].shape[1]
     found = foreign_policy(file, activation or entry.rsl_rl.activation, inputs, env.actions)
     return Playable(env, found.network, task, found.iteration, file.parent)

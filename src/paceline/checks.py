@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 from typeguard import TypeCheckError, check_type
@@ -47,6 +48,12 @@ def not_negative(flag: str, value: float) -> None:
 def widths(flag: str, value: tuple[int, ...]) -> None:
     if not value or min(value) < 1:
         raise UserError(f"{flag} {value} is not a list of widths: give for example 64 64")
+
+
+def options(check: Callable[[str, Any], None], task: Any, *names: str) -> None:
+    """Hold some of a task's own options to a check."""
+    for name in names:
+        check(f"--env.{name.replace('_', '-')}", getattr(task, name))
 
 
 def flag(settings: Any, name: str) -> str:

@@ -306,7 +306,9 @@ def _tasks(words: list[str], console: Console) -> int:
             table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
     console.print(table)
     console.print("\nThe numbers are the worlds that --num-envs has by default.")
-    console.print("gymnasium:ID is any Gymnasium environment with continuous actions, such as gymnasium:HalfCheetah-v5.")
+    console.print(
+        "gymnasium:ID is any Gymnasium environment with continuous actions, such as gymnasium:HalfCheetah-v5."
+    )
     return 0
 
 

@@ -44,12 +44,14 @@ class Episode:
     end: Literal["running", "terminated", "time limit"] = "running"
 
     def lines(self, number: int) -> list[str]:
-        """For a console, each of at most 80 columns: the return and the measures; below, the largest terms."""
+        """For a console, each of at most 80 columns where names are not too long: the return; what was measured; and
+        the largest terms."""
         lasted = {"running": "{} so far", "terminated": "ended after {}", "time limit": "{}, its time limit"}[self.end]
         told = [f"episode {number}: {lasted.format(f'{self.seconds:.1f} s')}", f"return {self.total:.2f}"]
-        told += [f"{name} {value:.3g}" for name, value in self.measures.items()]
-        terms = [f"{name} {value:.3g}" for name, value in self.terms.items()]
-        return [_fitting(told, _COLUMNS), *([f"  {_fitting(terms, _COLUMNS - 2)}"] if terms else [])]
+        measures = [f"{_plain(name)} {value:.3g}" for name, value in self.measures.items()]
+        terms = [f"{_plain(name)} {value:.3g}" for name, value in self.terms.items()]
+        below = [", ".join(measures), _fitting(terms, _COLUMNS - 2) if terms else ""]
+        return [", ".join(told), *(f"  {line}" for line in below if line)]
 
 
 def _fitting(parts: list[str], columns: int) -> str:

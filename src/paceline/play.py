@@ -120,9 +120,10 @@ class _Act:
 def _with_panel(
     pictures: Iterator[np.ndarray], env: VecEnv, scores: Scores, height: int, rate: float
 ) -> Iterator[np.ndarray]:
-    panel, refresh = Panel(height), max(1, round(REFRESH_SECONDS * rate))
+    panel, refresh, episodes = Panel(height), max(1, round(REFRESH_SECONDS * rate)), 0
     for number, picture in enumerate(pictures):
-        if number % refresh == 0:
+        if number % refresh == 0 or len(scores.ended) > episodes:
+            episodes = len(scores.ended)
             panel.show(scores, command_of(env))
         yield panel.on(picture)
 
@@ -182,7 +183,7 @@ def _told_what_draws() -> Iterator[None]:
 def _copy_state(env: RobotEnv, command: Command | None, world: mujoco.MjData) -> None:
     for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
         getattr(world, name)[:] = getattr(env.sim, name)[0].numpy()
-    if command and command.rotation is not None:
+    if command and command.rotation is not None and len(world.mocap_quat):
         world.mocap_quat[0] = command.rotation[0].numpy()
     world.time = env.sim.time[0].item()
     mujoco.mj_forward(env.sim.model, world)

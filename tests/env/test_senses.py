@@ -2,18 +2,25 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from paceline.config import TrainConfig
 from paceline.distributed.worlds import cut, joined
 from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Senses, Worlds
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
+from paceline.export import export
+from paceline.run_dir import RunDir
+from paceline.settings.ppo import PpoConfig
+from paceline.train import train
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs
 
@@ -277,3 +284,19 @@ def test_the_stretches_are_graphs_and_compute_the_same():
 def test_senses_that_cannot_be_are_refused(history: int, delay: Any, said: str):
     with pytest.raises(UserError, match=said):
         Senses(history, delay)
+
+
+@pytest.mark.parametrize("senses", [Senses(), Senses(history=2), Senses(delay=(0, 4))])
+def test_a_state_of_other_senses_is_refused(senses: Senses):
+    env = RobotEnv(Clock(), WORLDS)
+    with pytest.raises(UserError, match="resume with the history and the delay that the run has"):
+        env.load_state(RobotEnv(Clock(senses=senses), WORLDS).state())
+
+
+def test_an_exported_policy_takes_the_stacked_observations(tmp_path: Path):
+    settings = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
+    options = {"history": 3, "delay": (0, 2)}
+    config = TrainConfig("go1-velocity", options, settings=settings, num_envs=4, max_iterations=1)
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    file = export(str(tmp_path / "run"), "torchscript", None)
+    assert torch.jit.load(file)(torch.zeros(2, 3 * 48)).shape == (2, 12)

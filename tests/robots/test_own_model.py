@@ -10,10 +10,14 @@ import mujoco
 import numpy as np
 import pytest
 
+from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.robots import g1, go1
 from paceline.robots.own_model import with_robot
 from paceline.robots.surroundings import FLOOR
+from paceline.tasks.g1_velocity import G1Velocity
+from paceline.tasks.go1_velocity import Go1Velocity
+from paceline.tasks.go1_velocity_rough import Go1VelocityRough
 
 Tree = ET.Element
 
@@ -326,3 +330,33 @@ def test_no_file_and_no_model_are_refused(tmp_path: Path):
     (tmp_path / "broken.xml").write_text("<mujoco><worldbody><body></worldbody></mujoco>")
     with pytest.raises(UserError, match=r"broken\.xml: MuJoCo says: .*XML"):
         with_robot(go1.scene(), str(tmp_path / "broken.xml"))
+
+
+def taller(tree: Tree) -> None:
+    """With thighs that are longer by a centimetre, and a heavier trunk."""
+    for leg in go1.LEGS:
+        calf = body(tree, f"{leg}_calf")
+        x, y, z = map(float, str(calf.get("pos")).split())
+        calf.set("pos", f"{x} {y} {z - 0.01}")
+    trunk = body(tree, "trunk").find("inertial")
+    assert trunk is not None
+    trunk.set("mass", "9.5")
+
+
+@pytest.mark.parametrize("kind", [Go1Velocity, Go1VelocityRough])
+def test_a_task_takes_the_robot_of_a_file(kind: type[Go1Velocity], tmp_path: Path):
+    file = written(go1.spec(), tmp_path / "go1.xml", taller)
+    ours, theirs = (RobotEnv(kind(robot=robot, randomize=False), 2) for robot in ("", file))
+    assert theirs.sim.model.body("trunk").mass[0] == pytest.approx(9.5)
+    higher = (theirs.sim.qpos[:, 2] - ours.sim.qpos[:, 2]).tolist()
+    assert higher == pytest.approx([0.01 * np.cos(go1.GO1.home_thigh) * np.cos(go1.GO1.home_hip)] * 2, abs=1e-4)
+
+
+def test_the_humanoid_task_takes_the_robot_of_a_file(tmp_path: Path):
+    def heavier(tree: Tree) -> None:
+        pelvis = body(tree, "pelvis").find("inertial")
+        assert pelvis is not None
+        pelvis.set("mass", "5.5")
+
+    env = RobotEnv(G1Velocity(robot=written(g1.spec(), tmp_path / "g1.xml", heavier)), 2)
+    assert env.sim.model.body("pelvis").mass[0] == pytest.approx(5.5)

@@ -102,6 +102,15 @@ def test_commands_grow_for_those_who_follow_and_shrink_for_those_who_fall():
     assert ends(env, whole // 2, missed=0.1) == pytest.approx(0.65)
     env._memory["range"].fill_(1.0)
     assert ends(env, whole, missed=0.1) == pytest.approx(1.0)
+    # A fall in the very last step is one too.
+    state = env.state()
+    state["sim/qpos"][:, 2] = 0.1
+    env.load_state(state)
+    assert ends(env, whole, missed=0.1) == pytest.approx(0.95)
+
+
+def test_a_trained_policy_is_watched_over_all_commands():
+    assert G1Velocity(first_range=0.3).at_its_end() == G1Velocity(first_range=1.0)
 
 
 def test_the_range_of_commands_is_saved_with_the_worlds():
@@ -114,3 +123,5 @@ def test_the_range_of_commands_is_saved_with_the_worlds():
 def test_a_bad_option_is_refused():
     with pytest.raises(UserError, match=r"--env\.first-range 1\.5"):
         G1Velocity(first_range=1.5)
+    with pytest.raises(UserError, match=r"--env\.stride-seconds 0"):
+        G1Velocity(stride_seconds=0.0)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -157,3 +159,35 @@ def test_the_result_of_a_run_says_how_well_commands_are_followed(tmp_path: Path)
 def test_a_bad_option_is_refused():
     with pytest.raises(UserError, match=r"--env\.forward-speed -1 must be above 0"):
         Go1Velocity(forward_speed=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"noise": -1.0}, "--env.noise -1 must not be negative"),
+        ({"push_speed": math.nan}, "--env.push-speed nan"),
+        ({"history": 0}, "--env.history 0 must be at least 1"),
+        ({"delay": (3, 1)}, "--env.delay 3 1 must be the fewest and the most control steps"),
+    ],
+)
+def test_bad_options_are_refused_by_their_flags(options: dict[str, Any], said: str):
+    with pytest.raises(UserError, match=said):
+        Go1Velocity(**options)
+
+
+def test_the_policy_sees_late_and_more_at_once_if_so_asked():
+    plain, late = RobotEnv(QUIET, 64), RobotEnv(dataclasses.replace(QUIET, history=3, delay=(1, 2)), 64)
+    assert late.reset()["policy"].shape[1] == 3 * plain.reset()["policy"].shape[1]
+    assert late.state()["senses/delay"].unique().tolist() == [1, 2]
+
+
+def test_what_is_shown_is_the_command_beside_what_the_robot_does():
+    env = RobotEnv(QUIET, 3)
+    env.step(torch.ones(3, env.actions))
+    command, velocity = env.worlds.memory["command"], env.worlds.sensor("velocity")
+    shown = QUIET.shown(env.worlds)
+    assert shown.velocity is not None
+    assert torch.equal(shown.velocity[0], command[:, :2])
+    assert torch.equal(shown.velocity[1], velocity[:, :2])
+    assert torch.equal(torch.stack([asked for asked, _ in shown.numbers.values()], dim=1), command)
+    assert torch.equal(shown.numbers["turn rad/s"][1], env.worlds.sensor("gyro")[:, 2])

@@ -223,27 +223,27 @@ def test_how_high_the_ground_is_makes_no_difference():
 def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
     task = Go1VelocityRough(episode_seconds=0.3, first_levels=10)
     first, second = (RobotEnv(task, 6) for _ in range(2))
-    drawn = levels(first)
+    drawn, random = levels(first), torch.Generator().manual_seed(0)
     for _ in range(40):
-        first.step(torch.randn(6, 12))
+        first.step(torch.randn(6, 12, generator=random))
     assert levels(first) != drawn
     second.load_state(first.state())
     for _ in range(20):
         assert levels(first) == levels(second)
-        action = torch.randn(6, 12)
+        action = torch.randn(6, 12, generator=random)
         assert torch.equal(first.step(action).obs["policy"], second.step(action).obs["policy"])
 
 
 def test_levels_travel_with_their_worlds_to_other_ranks():
     task = Go1VelocityRough(episode_seconds=0.3)
-    alone = RobotEnv(task, 6)
+    alone, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
     halves = [RobotEnv(task, 3, first_world=first) for first in (0, 3)]
     for _ in range(20):
         alone.step(torch.ones(6, 12))
     for half, worlds in zip(halves, (range(3), range(3, 6)), strict=True):
         half.load_state(cut(alone.state(), worlds))
     for _ in range(20):
-        action = torch.randn(6, 12)
+        action = torch.randn(6, 12, generator=random)
         alone.step(action)
         for half, part in zip(halves, action.split(3), strict=True):
             half.step(part)

@@ -22,6 +22,7 @@ from paceline.env.task import (
     Worlds,
 )
 from paceline.env.vec_env import Step
+from paceline.errors import UserError
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
 
@@ -155,6 +156,8 @@ class RobotEnv:
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
+        if self._recent:
+            self._recent.check(state)
         for name, tensor in self._own_state().items():
             tensor.copy_(state[name])
         self.sim.load_state({name.removeprefix("sim/"): t for name, t in state.items() if name.startswith("sim/")})
@@ -273,6 +276,16 @@ class _Recent:
 
     def state(self) -> dict[str, Tensor]:
         return {"senses/delay": self._delay, "senses/recent": self._kept}
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Whether a state is of worlds that see alike."""
+        kept, late = state.get("senses/recent"), state.get("senses/delay")
+        alike = kept is not None and kept.shape[1:] == self._kept.shape[1:]
+        if not alike or late is None or not bool(((late >= self._fewest) & (late <= self._most)).all()):
+            raise UserError(
+                f"the run's worlds do not see {len(self._history)} observations at once, {self._fewest} to "
+                f"{self._most} control steps late: resume with the history and the delay that the run has"
+            )
 
     def begin(self, worlds: Tensor, numbers: Tensor) -> None:
         """A new episode's delay."""

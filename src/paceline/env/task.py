@@ -1,7 +1,7 @@
 """What a task is: a model, and pure functions over [world, ...]."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import mujoco
 from torch import Tensor
@@ -190,6 +190,15 @@ class Randomizes(Protocol):
 
     @property
     def randomization(self) -> tuple[Randomization, ...]: ...
+
+
+@runtime_checkable
+class HasCurriculum(Protocol):
+    """A task that asks for more as its robot gets better."""
+
+    def at_its_end(self) -> Self:
+        """The same, asking for everything at once: how a trained policy is watched."""
+        ...
 
 
 class Command(NamedTuple):

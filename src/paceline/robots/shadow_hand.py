@@ -60,13 +60,13 @@ class Cube:
 CUBE = Cube()
 
 
-def scene(physics_hz: float = 120.0, cube: Cube = CUBE) -> mujoco.MjSpec:
+def scene(physics_hz: float = 120.0) -> mujoco.MjSpec:
     """The palm's middle plane is at half a metre, and the fingers point along -y.
 
     Geom group 1 is how hand and cube look, group 3 the hand's primitives that collide, which draw it with far fewer
     triangles, and group 2 the goal.
     """
-    spec = mujoco.MjSpec.from_string(_mjcf(_assets(), physics_hz, cube))
+    spec = mujoco.MjSpec.from_string(_mjcf(_assets(), physics_hz))
     _simplify(spec)
     return spec
 
@@ -82,7 +82,8 @@ def _assets() -> Path:
     return found
 
 
-def _mjcf(assets: Path, physics_hz: float, cube: Cube) -> str:
+def _mjcf(assets: Path, physics_hz: float) -> str:
+    cube = CUBE
     return f"""
     <mujoco model="shadow_hand">
       <compiler angle="radian" meshdir="{assets / "stls" / "hand"}"/>

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from paceline.robots.runners import Joint, Runner
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
 from paceline.settings.skrl import SkrlConfig
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.running import Joint, Runner, Running
+from paceline.tasks.running import Running
 
 
 def _leg(number: int, side: int) -> dict[str, Joint]:
@@ -24,7 +25,7 @@ ANT = Runner("ant", start_height=0.5, joints=_leg(1, 1) | _leg(2, -1) | _leg(3, 
 
 @dataclass(frozen=True)
 class Ant(Running):
-    """Gymnasium's ant with the joint ranges, armatures and torques of the widely used direct-workflow task."""
+    """Gymnasium's ant with the joint ranges, armatures and torques of Isaac-Ant-Direct-v0."""
 
     fall_height: float = 0.31
     fall_reward: float = -2.0

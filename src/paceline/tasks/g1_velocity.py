@@ -7,6 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from paceline.checks import above_zero, options
 from paceline.env.task import Start, Worlds
 from paceline.robots import g1
 from paceline.robots.own_model import with_robot
@@ -51,6 +52,10 @@ class G1Velocity(Velocity):
         soles=".*_foot_.*",
         trunk="torso_link",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        options(above_zero, self, "stride_seconds")
 
     def model(self) -> mujoco.MjModel:
         return with_robot(g1.scene(), self.robot).compile()
@@ -134,8 +139,8 @@ ENTRY = TaskEntry(
     summary="a humanoid of the G1's class follows a commanded velocity over flat ground",
     ppo=PpoConfig(horizon=24, epochs=5, minibatches=4, hidden=(512, 256, 128), entropy_weight=0.005),
     rsl_rl=RslRlConfig(hidden_dims=(512, 256, 128)),
-    rl_games=RlGamesConfig(),
-    skrl=SkrlConfig(),
+    rl_games=RlGamesConfig(units=(512, 256, 128)),
+    skrl=SkrlConfig(layers=(512, 256, 128)),
     max_iterations=1500,
     cpu_envs=512,
 )

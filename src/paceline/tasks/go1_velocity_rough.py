@@ -1,14 +1,15 @@
 """A quadruped follows a commanded velocity over ground that gets harder as it gets better."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Self
 
 import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import at_least_one
+from paceline.checks import at_least_one, not_negative, options
 from paceline.env.task import Start, Worlds
 from paceline.errors import UserError
 from paceline.robots import go1
@@ -36,15 +37,18 @@ class Go1VelocityRough(Go1Velocity):
     """
 
     levels: int = 10
+    """Of difficulty; each has a patch of every kind of ground."""
     first_levels: int = 4
     """The first episode's level is drawn from so many, the easiest."""
     curriculum: bool = True
     """Without it every episode's level is drawn, from all of them."""
     terrain_seed: int = 0
+    """Of what is random in the ground."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one("--env.first-levels", self.first_levels)
+        options(at_least_one, self, "levels", "first_levels")
+        options(not_negative, self, "terrain_seed")
         if self.first_levels > self.levels:
             raise UserError(f"--env.first-levels {self.first_levels} is more than --env.levels {self.levels}")
 
@@ -117,6 +121,9 @@ class Go1VelocityRough(Go1Velocity):
         level = torch.where(level < self.levels, level, anywhere)
         return torch.where(begun, level, (uniform * self.first_levels).floor())
 
+    def at_its_end(self) -> Self:
+        return replace(super().at_its_end(), curriculum=False)
+
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
         noise, numbers = uniform[:, : len(_SCAN)], uniform[:, len(_SCAN) :]
         memory = worlds.memory
@@ -157,7 +164,7 @@ class Go1VelocityRough(Go1Velocity):
         cos, sin = east / length, north / length
         ahead, left = worlds.constants["ahead"], worlds.constants["left"]
         ground = self._ground(worlds, x + cos * ahead - sin * left, y + sin * ahead + cos * left)
-        return (ground - z + self.legged.height).clamp(-1.0, 1.0)
+        return (ground - z + worlds.constants["height"]).clamp(-1.0, 1.0)
 
     def _ground(self, worlds: Worlds, x: Tensor, y: Tensor) -> Tensor:
         return self.terrain.height_at(worlds.constants["heights"], x, y)

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from paceline.robots.runners import Joint, Runner
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
 from paceline.settings.skrl import SkrlConfig
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.running import Joint, Runner, Running
+from paceline.tasks.running import Running
 
 
 def _leg(side: str) -> dict[str, Joint]:
@@ -43,8 +44,8 @@ HUMANOID = Runner(
 
 @dataclass(frozen=True)
 class Humanoid(Running):
-    """Gymnasium's humanoid, which has no ankles, with the joint ranges, springs, armatures and torques of the widely
-    used direct-workflow task."""
+    """Gymnasium's humanoid, which has no ankles, with the joint ranges, springs, armatures and torques of
+    Isaac-Humanoid-Direct-v0."""
 
     fall_height: float = 0.8
     fall_reward: float = -1.0

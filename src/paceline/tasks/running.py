@@ -2,53 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from typing import ClassVar, NamedTuple
 
 import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero
+from paceline.checks import above_zero, not_negative, options
 from paceline.env.task import Start, Worlds
-from paceline.errors import UserError
-from paceline.robots.surroundings import FLOOR, surroundings
+from paceline.robots.runners import PHYSICS_HZ, Runner, scene
 
-PHYSICS_HZ = 120.0
 _TARGET_METRES = 1000.0
 # Before the joints: where the torso is and how it is turned, and how fast it moves and turns.
 _TORSO_QPOS, _TORSO_QVEL = 7, 6
 _START_ANGLE, _START_SPEED = 0.2, 0.1
-
-
-@dataclass(frozen=True)
-class Joint:
-    """A hinge with a motor."""
-
-    torque: float
-    """At an action of 1, N m."""
-    range: tuple[float, float]
-    """Degrees."""
-    armature: float
-    """kg m^2."""
-    damping: float
-    """N m s/rad."""
-    stiffness: float = 0.0
-    """N m/rad, towards an angle of zero."""
-    start: float = 0.0
-    """Degrees."""
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A robot of Gymnasium's: its bodies, and so its masses, are those of the file; its joints are given here."""
-
-    name: str
-    """Of the file in Gymnasium's wheel."""
-    start_height: float
-    """Of the torso, metres."""
-    joints: dict[str, Joint]
-    """By name, in the order of `qpos`, of actions and of actuators."""
 
 
 class Torso(NamedTuple):
@@ -68,13 +35,15 @@ class Torso(NamedTuple):
 
 @dataclass(frozen=True)
 class Running:
-    """Rewards, limits and observations as in the widely used direct-workflow tasks; rewards are for a control step."""
+    """Rewards, limits and observations as in Isaac Lab's Isaac-Ant-Direct-v0 and Isaac-Humanoid-Direct-v0; rewards are
+    for a control step."""
 
     fall_height: float
     """Of the torso, metres; below it the episode ends."""
     fall_reward: float
     """In place of all other rewards of that step."""
     alive_reward: float
+    """For every step without a fall."""
     action_cost: float
     """Of each action's square."""
     joint_speed_scale: float
@@ -88,6 +57,7 @@ class Running:
     heading_reward: float = 0.5
     """While the heading's cosine is above 0.8; in proportion below."""
     energy_cost: float = 0.05
+    """Of action times joint speed, as it is observed."""
     limit_cost: float = 1.0
     """For each joint in the last hundredth of its range."""
     episode_seconds: float = 15.0
@@ -98,8 +68,8 @@ class Running:
     step_numbers = 1
 
     def __post_init__(self) -> None:
-        for name in ("fall_height", "joint_speed_scale", "turn_scale"):
-            above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
+        options(above_zero, self, "fall_height", "joint_speed_scale", "turn_scale")
+        options(not_negative, self, "action_cost", "energy_cost", "limit_cost")
 
     @property
     def actions(self) -> int:
@@ -206,67 +176,3 @@ def _torso(worlds: Worlds) -> Torso:
 def _within_range(worlds: Worlds) -> Tensor:
     """Joint angles, from -1 to 1 over each one's range, [world, joints]."""
     return (worlds.qpos[:, _TORSO_QPOS:] - worlds.constants["middle"]) / worlds.constants["half"]
-
-
-def wheel_file(name: str) -> str:
-    """Where the model lies in Gymnasium's wheel, which is not imported."""
-    try:
-        return str(distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{name}.xml"))
-    except PackageNotFoundError:
-        raise UserError(
-            f"the model of {name} comes with Gymnasium, which is not installed: pip install 'paceline[gymnasium]'"
-        ) from None
-
-
-def scene(robot: Runner) -> mujoco.MjSpec:
-    """The robot on the ground; the camera "track" follows it. It collides with the ground and not with itself."""
-    spec = mujoco.MjSpec.from_string(f"""
-    <mujoco model="{robot.name}">
-      <option timestep="{1.0 / PHYSICS_HZ!r}" integrator="implicitfast" cone="elliptic" iterations="10"
-        ls_iterations="20"/>
-      {surroundings(FLOOR, robot.start_height)}
-    </mujoco>""")
-    theirs = mujoco.MjSpec.from_file(wheel_file(robot.name))
-    _fit(theirs, robot)
-    # What stands in the file beside the body gives way: its solver, its ground, its light.
-    for name in ("option", "nkey", "nuser_geom"):
-        setattr(theirs, name, getattr(spec, name))
-    torso = spec.worldbody.add_frame().attach_body(theirs.body("torso"), f"{robot.name}/", "")
-    torso.add_camera(
-        name="track",
-        mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,
-        pos=[1.3, -2.6, 0.9],
-        xyaxes=[0.89, 0.45, 0.0, -0.13, 0.26, 0.95],
-    )
-    torso.add_light(
-        mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,
-        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
-        pos=[0.5, -0.9, 2.0],
-        dir=[-0.25, 0.45, -1.0],
-        diffuse=[0.65] * 3,
-        specular=[0.1] * 3,
-    )
-    return spec
-
-
-def _fit(spec: mujoco.MjSpec, robot: Runner) -> None:
-    """Give the model of the wheel the robot's joints and motors."""
-    # Nothing pulls at its tendons, nobody looks through its cameras, and its motors have an order of their own.
-    for replaced in (*spec.tendons, *spec.cameras, *spec.actuators):
-        spec.delete(replaced)
-    for geom in spec.geoms:
-        geom.contype, geom.conaffinity, geom.margin, geom.group = 0, 1, 0.0, 1
-        geom.material, geom.rgba = "", [0.15, 0.35, 0.6, 1.0]
-    for name, joint in robot.joints.items():
-        hinge = spec.joint(name)
-        # In degrees, as all of the file.
-        hinge.range, hinge.armature = joint.range, joint.armature
-        hinge.damping[0], hinge.stiffness[0] = joint.damping, joint.stiffness
-        spec.add_actuator(
-            name=name,
-            target=name,
-            trntype=mujoco.mjtTrn.mjTRN_JOINT,
-            gear=[joint.torque, 0.0, 0.0, 0.0, 0.0, 0.0],
-            ctrlrange=[-1.0, 1.0],
-            ctrllimited=True,
-        )

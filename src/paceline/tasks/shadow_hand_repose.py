@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline import rotations
-from paceline.checks import above_zero, not_negative, within_unit
+from paceline.checks import above_zero, not_negative, options, within_unit
 from paceline.env.task import Command, Start, Worlds
 from paceline.robots import shadow_hand
 from paceline.settings.ppo import PpoConfig
@@ -28,22 +28,26 @@ _HIDDEN = (512, 512, 256, 128)
 
 @dataclass(frozen=True)
 class ShadowHandRepose:
-    """Observations, rewards and limits as in the widely used direct-workflow task."""
+    """Observations, rewards and limits as in Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
 
     episode_seconds: float = 10.0
     decimation: int = 2
     physics_hz: float = 120.0
+    """Physics steps per second."""
     policy_sees: Literal["state", "fingertips"] = "state"
     """All 157 numbers, or the 42 of them that cameras could tell: the fingertips' and the cube's place, its rotation
     from the goal's, and the latest action. The critic sees all in either case, and the forces at the fingertips."""
     tolerance: float = 0.1
     """A goal is reached when the cube's rotation is no further off; radians."""
     new_target: float = 1.0
-    """How much of an action takes effect at once; the rest of the joints' targets stays as it was."""
+    """How much of an action takes effect at once; the rest of the joints' targets stays as it was. After a
+    reset that is zero for all joints, wherever they start."""
     fall_distance: float = 0.24
     """From where the cube should be, metres; at it the episode ends."""
     fall_penalty: float = 0.0
+    """For a fall, once."""
     success_bonus: float = 250.0
+    """For a goal that is reached."""
     reward_scale: float = 0.01
     """What all rewards are multiplied by."""
     start_place: float = 0.01
@@ -56,12 +60,9 @@ class ShadowHandRepose:
     step_numbers = 2
 
     def __post_init__(self) -> None:
-        for name in ("physics_hz", "tolerance", "fall_distance", "reward_scale"):
-            above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
-        for name in ("new_target", "start_angles"):
-            within_unit(f"--env.{name.replace('_', '-')}", getattr(self, name))
-        not_negative("--env.fall-penalty", self.fall_penalty)
-        not_negative("--env.start-place", self.start_place)
+        options(above_zero, self, "physics_hz", "tolerance", "fall_distance", "reward_scale", "new_target")
+        options(within_unit, self, "new_target", "start_angles")
+        options(not_negative, self, "fall_penalty", "success_bonus", "start_place")
 
     def model(self) -> mujoco.MjModel:
         return shadow_hand.scene(self.physics_hz).compile()

@@ -1,16 +1,17 @@
 """Robots on legs follow a commanded velocity: what their tasks have in common."""
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, within_unit
+from paceline.checks import above_zero, at_least_one, not_negative, options, within_unit
 from paceline.env.randomization import Randomization
 from paceline.env.task import Command, Senses, Start, Worlds
+from paceline.errors import UserError
 
 _TIMESTEP = 0.005
 # Numbers drawn: whether to command anew, the command, and whether to stand; whether to push, and the push.
@@ -53,6 +54,7 @@ class Velocity:
     forward_speed: float = 1.0
     """Largest that is asked for, in either direction, m/s."""
     sideways_speed: float = 0.5
+    """m/s."""
     turn_speed: float = 1.0
     """rad/s."""
     first_range: float = 1.0
@@ -79,11 +81,16 @@ class Velocity:
     """Path of an MJCF model of the same family, in place of ours."""
 
     def __post_init__(self) -> None:
-        for name in ("forward_speed", "sideways_speed", "turn_speed", "command_seconds", "action_scale", "first_range"):
-            above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
-        for name in ("first_range", "standing"):
-            within_unit(f"--env.{name.replace('_', '-')}", getattr(self, name))
-        _ = self.senses
+        speeds = "forward_speed", "sideways_speed", "turn_speed"
+        options(above_zero, self, *speeds, "command_seconds", "action_scale", "first_range")
+        options(within_unit, self, "first_range", "standing")
+        options(not_negative, self, "noise", "push_seconds", "push_speed")
+        options(at_least_one, self, "history")
+        if not 0 <= self.delay[0] <= self.delay[1]:
+            fewest, most = self.delay
+            raise UserError(
+                f"--env.delay {fewest} {most} must be the fewest and the most control steps: try --env.delay 0 2"
+            )
 
     @property
     def senses(self) -> Senses:
@@ -191,7 +198,8 @@ class Velocity:
     def _range(self, worlds: Worlds) -> Tensor:
         """Wider for worlds that followed to the end of their episode, narrower for those that fell; [world, 1]."""
         before, steps = worlds.memory["range"], worlds.episode_step.unsqueeze(1)
-        to_the_end = (steps + 0.5) * self.control_seconds > self.episode_seconds
+        fell = self.terminated(worlds).unsqueeze(1)
+        to_the_end = ((steps + 0.5) * self.control_seconds > self.episode_seconds) & ~fell
         followed = worlds.memory["missed"] < 0.25 * steps
         change = 0.1 * (to_the_end & followed) - 0.05 * ~to_the_end
         return torch.where(before > 0.0, (before + change).clamp(self.first_range, 1.0), self.first_range)
@@ -199,6 +207,12 @@ class Velocity:
     def _command(self, worlds: Worlds, asked: Tensor, uniform: Tensor) -> Tensor:
         sides = 2.0 * uniform[:, :3] - 1.0
         return sides * worlds.constants["fastest"] * asked * (uniform[:, 3:4] >= self.standing)
+
+    def at_its_end(self) -> Self:
+        return replace(self, first_range=1.0)
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        raise NotImplementedError
 
     def control(self, worlds: Worlds) -> Tensor:
         return worlds.constants["home"] + worlds.action * worlds.constants["scale"]
@@ -240,7 +254,7 @@ class Velocity:
         return (worlds.memory["command"].norm(dim=1) > 0.1).float()
 
     def torque(self, worlds: Worlds) -> Tensor:
-        """What the motors give, as the model has it; N m, [world, joint]."""
+        """What motors of nominal strength would give; N m, [world, joint]."""
         kp, kd, most = (worlds.constants[name] for name in ("kp", "kd", "torque"))
         asked = kp * (worlds.sim.ctrl - worlds.qpos[:, 7:]) - kd * worlds.qvel[:, 6:]
         return torch.maximum(torch.minimum(asked, most), -most)
