@@ -46,6 +46,19 @@ def test_an_env_step_is_three_graphs_around_the_physics(name: str):
                 torch.testing.assert_close(ours, theirs)
 
 
+def test_new_draws_of_the_model_are_a_graph():
+    plain, fused = (RobotEnv(Lively(episode_seconds=0.1), 5, seed=2) for _ in range(2))
+    assert fused._randomizer
+    fused._randomizer._rewrite = compiled(fused._randomizer._write)
+    before = plain.sim.field("dof_armature").clone()
+    for _ in range(12):
+        fused.step(torch.zeros(5, 1))
+        plain.step(torch.zeros(5, 1))
+    for name in ("body_mass", "dof_armature", "dof_damping"):
+        torch.testing.assert_close(fused.sim.field(name), plain.sim.field(name))
+    assert not torch.equal(before, plain.sim.field("dof_armature"))
+
+
 def test_the_stretches_of_ppo_are_graphs():
     plain, fused = (Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0) for _ in range(2))
     for stretch in ("_act", "_samples", "_losses", "_tame"):

@@ -1,6 +1,7 @@
 """Worlds that differ in their model: masses, friction, gains, and whatever else MuJoCo has a field for."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.env import draw
+from paceline.env.graph import fuse
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
 
@@ -63,42 +65,53 @@ class Randomizer:
     def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, world: Tensor, control_seconds: float):
         self._items, self._sim, self._seed, self._world = items, sim, seed, world
         self._places = [_places(item, sim.model).to(sim.device) for item in items]
-        self._own = {field: self._rows(field).clone() for item in items for field in _meant(item)}
+        self._fields = {name: _rows(sim, name) for item in items for name in _meant(item)}
+        self._own = {name: field.clone() for name, field in self._fields.items()}
         self._intervals = [max(1, round(item.every_seconds / control_seconds)) for item in items]
+        self._again = [i for i, item in enumerate(items) if item.when == "reset" or item.every_seconds > 0.0]
+        self._rewrite = fuse(self._write, sim.device)
 
     def begin(self, step: Tensor) -> None:
         """All fields of all worlds."""
-        everyone = torch.ones_like(self._world, dtype=torch.bool)
-        self._draw(dict.fromkeys(range(len(self._items)), everyone), step)
+        everyone = [torch.ones_like(self._world, dtype=torch.bool)] * len(self._items)
+        self._write(everyone, [self._draw(index, step) for index in range(len(self._items))], range(len(self._items)))
+        self._refresh(range(len(self._items)))
 
-    def again(self, done: Tensor, episode_step: Tensor, step: Tensor) -> None:
-        """In worlds that begin an episode, and where an interval is over."""
-        masks = {index: done for index, item in enumerate(self._items) if item.when == "reset"}
-        for index, item in enumerate(self._items):
-            if item.every_seconds > 0.0:
-                due = (episode_step > 0) & (episode_step % self._intervals[index] == 0)
-                masks[index] = masks[index] | due if index in masks else due
+    def numbers(self, step: Tensor) -> list[Tensor]:
+        """What `again` takes, for steps [step, 1]: for each field that is drawn again, [step, world, places]."""
+        return [self._draw(index, step) for index in self._again]
+
+    def again(self, done: Tensor, episode_step: Tensor, numbers: Sequence[Tensor]) -> None:
+        """In worlds that begin an episode, and where an interval is over; with the numbers of this step."""
+        masks = [self._due(index, done, episode_step) for index in self._again]
         # On a CPU it is known when nobody is meant, which is most of the time.
-        if masks and (self._sim.device.type != "cpu" or any(mask.numpy().any() for mask in masks.values())):
-            self._draw(masks, step)
+        if masks and (self._sim.device.type != "cpu" or any(mask.numpy().any() for mask in masks)):
+            self._rewrite(masks, numbers, self._again)
+            self._refresh(self._again)
 
-    def _draw(self, masks: dict[int, Tensor], step: Tensor) -> None:
-        """Items, by their index, in the worlds of their masks."""
-        for index, mask in masks.items():
+    def _draw(self, index: int, step: Tensor) -> Tensor:
+        count = 1 if self._items[index].together else len(self._places[index])
+        # One stream for all: each item has its own step in it.
+        step = step * len(self._items) + index
+        return draw.uniform(self._seed, self._world, step, draw.Stream.RANDOMIZE, count)
+
+    def _due(self, index: int, done: Tensor, episode_step: Tensor) -> Tensor:
+        item = self._items[index]
+        if not item.every_seconds > 0.0:
+            return done
+        over = (episode_step > 0) & (episode_step % self._intervals[index] == 0)
+        return done | over if item.when == "reset" else over
+
+    def _write(self, masks: Sequence[Tensor], numbers: Sequence[Tensor], indices: Sequence[int]) -> None:
+        """Items, by their indices, in the worlds of their masks."""
+        for mask, uniform, index in zip(masks, numbers, indices, strict=True):
             item, places = self._items[index], self._places[index]
-            count = 1 if item.together else len(places)
-            # One stream for all: each item has its own step in it.
-            numbers = draw.uniform(
-                self._seed, self._world, step * len(self._items) + index, draw.Stream.RANDOMIZE, count
-            )
-            value = item.low + (item.high - item.low) * numbers
-            for field in _meant(item):
-                self._write(field, item, places, mask, value)
-        derived = any(field not in _WITHOUT_CONSEQUENCES for index in masks for field in _meant(self._items[index]))
-        self._sim.refresh_constants(derived)
+            value = item.low + (item.high - item.low) * uniform
+            for name in _meant(item):
+                self._write_field(name, item, places, mask, value)
 
-    def _write(self, name: str, item: Randomization, places: Tensor, mask: Tensor, value: Tensor) -> None:
-        field = self._rows(name)
+    def _write_field(self, name: str, item: Randomization, places: Tensor, mask: Tensor, value: Tensor) -> None:
+        field = self._fields[name]
         now, before = field.index_select(1, places), self._own[name].index_select(1, places)
         value = value.view(*value.shape, *[1] * (now.dim() - 2))
         new = {"scale": before * value, "add": before + value, "set": value.expand_as(before)}[item.how]
@@ -107,10 +120,15 @@ class Randomizer:
             new = torch.where(column, new, now)
         field.index_copy_(1, places, torch.where(mask.view(-1, *[1] * (now.dim() - 1)), new, now))
 
-    def _rows(self, name: str) -> Tensor:
-        """A field as [world, row, ...]."""
-        field = self._sim.field(name)
-        return field.unsqueeze(1) if name in _OF_THE_WORLD else field
+    def _refresh(self, indices: Sequence[int]) -> None:
+        names = (name for index in indices for name in _meant(self._items[index]))
+        self._sim.refresh_constants(derived=any(name not in _WITHOUT_CONSEQUENCES for name in names))
+
+
+def _rows(sim: Sim, name: str) -> Tensor:
+    """A field as [world, row, ...], to be written to."""
+    field = sim.field(name)
+    return field.unsqueeze(1) if name in _OF_THE_WORLD else field
 
 
 def fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> tuple[str, ...]:

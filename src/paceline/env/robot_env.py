@@ -47,6 +47,8 @@ class _Numbers(NamedTuple):
     """[world, step_numbers], for a task with memory; others do not look at it."""
     delay: Tensor
     """[world, 1], where delays are drawn; others do not look at it."""
+    fields: tuple[Tensor, ...]
+    """[world, n] for each field of the model that is drawn again."""
 
 
 class RobotEnv:
@@ -125,8 +127,9 @@ class RobotEnv:
     def step(self, actions: Tensor) -> Step:
         self._apply(actions.detach())
         self.sim.step(self.task.decimation)
-        outcome = self._judge(self._next_numbers())
-        self._start(outcome.done, *outcome.start)
+        numbers = self._next_numbers()
+        outcome = self._judge(numbers)
+        self._start(outcome, numbers.fields)
         return Step(
             self._observe(), outcome.reward, outcome.terminated, outcome.truncated, outcome.final_obs, outcome.log
         )
@@ -147,8 +150,10 @@ class RobotEnv:
             advancing = draw.uniform(self.seed, self._world, step, draw.Stream.STEP, self._recalls.step_numbers)
         if self._recent and self._recent.drawn:
             delaying = draw.uniform(self.seed, self._world, step, draw.Stream.DELAY, 1)
-        each = zip(starting.unbind(0), advancing.unbind(0), delaying.unbind(0), strict=True)
-        self._numbers = [_Numbers(*numbers) for numbers in each][::-1]
+        # After the draws of the very beginning, which have step 0.
+        fields = self._randomizer.numbers(step + 1) if self._randomizer else []
+        each = zip(starting.unbind(0), advancing.unbind(0), delaying.unbind(0), *fields, strict=True)
+        self._numbers = [_Numbers(start, advance, delay, tuple(rest)) for start, advance, delay, *rest in each][::-1]
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self._own_state().items()} | {
@@ -188,10 +193,10 @@ class RobotEnv:
         self.sim.reset(everyone, start.qpos, start.qvel)
         self.sim.sense()
 
-    def _start(self, worlds: Tensor, qpos: Tensor, qvel: Tensor) -> None:
+    def _start(self, outcome: _Outcome, fields: tuple[Tensor, ...]) -> None:
         if self._randomizer:
-            self._randomizer.again(worlds, self._episode_step, self._steps)
-        self.sim.reset(worlds, qpos, qvel)
+            self._randomizer.again(outcome.done, self._episode_step, fields)
+        self.sim.reset(outcome.done, *outcome.start)
         if self._push:
             self.sim.push(self._push())
         self.sim.sense()
