@@ -196,6 +196,17 @@ def test_closing_the_output_early_does_not_end_the_run(tmp_path: Path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
+def test_closing_the_output_of_a_help_text_early_is_no_fault(tmp_path: Path):
+    command = [*PACELINE, "train", "cartpole", "--help"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert process.stderr
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
 def test_isaac_lab_spellings_are_understood(tmp_path: Path):
     words = ["--task=cartpole", "--headless", "--num_envs", "8", "--max_iterations", "1", "--run-dir", "run"]
     done = paceline("train", *words, cwd=tmp_path)

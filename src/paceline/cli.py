@@ -115,6 +115,10 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":
             print(f"paceline: {error}", file=sys.stderr)
         code = 2
+    except BrokenPipeError:
+        # Whoever was reading a help text has read enough. What is left of it must not fail when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     sys.exit(code)
 
 
