@@ -94,7 +94,9 @@ def practise(command: list[str], run: RunDir, seconds: float) -> None:
             sys.exit(f"training failed, exit code {process.returncode}")
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        process.wait()
+        process.wait(120)
+    finally:
+        process.kill()
 
 
 def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:

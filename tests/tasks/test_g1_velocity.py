@@ -11,6 +11,8 @@ from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.robots import g1
 from paceline.tasks.g1_velocity import ENTRY, G1Velocity
+from paceline.tasks.go1_velocity import Go1Velocity
+from paceline.tasks.velocity import Velocity
 
 QUIET = G1Velocity(noise=0.0, push_seconds=0.0, randomize=False)
 
@@ -27,6 +29,11 @@ def terms(env: RobotEnv) -> dict[str, Tensor]:
 def test_the_settings_hold():
     for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
         ENTRY.settings(learner).check()
+
+
+@pytest.mark.parametrize("task", [G1Velocity(), Go1Velocity(decimation=2)])
+def test_a_control_step_takes_as_long_as_the_task_reckons(task: Velocity):
+    assert RobotEnv(task, 1).control_seconds == pytest.approx(task.control_seconds)
 
 
 def test_it_stands_for_a_moment_without_a_policy():

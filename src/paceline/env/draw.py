@@ -69,6 +69,8 @@ def _philox_of_numpy(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple
 def bits(seed: int, world: Tensor, step: Tensor, stream: Stream, count: int) -> Tensor:
     """`count` 32-bit words for every pair of world and step (which broadcast), int64 [..., count]."""
     world, step = torch.broadcast_tensors(world, step)
+    if not count:
+        return world.new_empty(*world.shape, 0)
     block = torch.arange(-(-count // 4), device=world.device)
     world, step, block = torch.broadcast_tensors(world[..., None], step[..., None], block)
     # Whole tensors, because a compiler may count in 32 bits what it sees being counted up.

@@ -64,8 +64,7 @@ class Running:
     decimation: int = 2
 
     robot: ClassVar[Runner]
-    # Nothing is made of it, but none cannot be drawn.
-    step_numbers = 1
+    step_numbers = 0
 
     def __post_init__(self) -> None:
         options(above_zero, self, "fall_height", "joint_speed_scale", "turn_scale")

@@ -1,6 +1,7 @@
 """Robots on legs follow a commanded velocity: what their tasks have in common."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -41,7 +42,7 @@ class Legged:
 
 
 @dataclass(frozen=True)
-class Velocity:
+class Velocity(ABC):
     """Commands are the trunk's velocity forward and to the left, and its turn to the left.
 
     The model has the sensors `velocity`, `gyro` and `upvector`, in the trunk's own frame.
@@ -144,8 +145,14 @@ class Velocity:
             "fastest": (self.forward_speed, self.sideways_speed, self.turn_speed),
         }
 
-    def model(self) -> mujoco.MjModel:
-        raise NotImplementedError
+    @abstractmethod
+    def model(self) -> mujoco.MjModel: ...
+
+    @abstractmethod
+    def terminated(self, worlds: Worlds) -> Tensor: ...
+
+    @abstractmethod
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]: ...
 
     def _height(self) -> float:
         """Of the trunk, standing; another robot's legs may be longer."""
@@ -198,6 +205,8 @@ class Velocity:
     def _range(self, worlds: Worlds) -> Tensor:
         """Wider for worlds that followed to the end of their episode, narrower for those that fell; [world, 1]."""
         before, steps = worlds.memory["range"], worlds.episode_step.unsqueeze(1)
+        if self.first_range == 1.0:
+            return torch.ones_like(before)
         fell = self.terminated(worlds).unsqueeze(1)
         to_the_end = ((steps + 0.5) * self.control_seconds > self.episode_seconds) & ~fell
         followed = worlds.memory["missed"] < 0.25 * steps
@@ -210,9 +219,6 @@ class Velocity:
 
     def at_its_end(self) -> Self:
         return replace(self, first_range=1.0)
-
-    def terminated(self, worlds: Worlds) -> Tensor:
-        raise NotImplementedError
 
     def control(self, worlds: Worlds) -> Tensor:
         return worlds.constants["home"] + worlds.action * worlds.constants["scale"]
