@@ -1,5 +1,7 @@
 """Gymnasium environments whose every number can be worked out by hand; importing this registers them."""
 
+import multiprocessing
+import threading
 from typing import Any
 
 import gymnasium
@@ -43,6 +45,18 @@ class CountingInParts(Counting):
 
     def observation(self) -> Any:
         return {"start": np.float32(self.start), "count": {"twice": np.full((2, 1), self.count, np.float32)}}
+
+
+LOCK = threading.Lock()
+
+
+class Locking(Counting):
+    """In a process of its own it needs a lock, as much in Python's and others' libraries does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if multiprocessing.parent_process() and not LOCK.acquire(timeout=5.0):
+            raise RuntimeError("the lock is held by a thread that is not in this process")
 
 
 class Switch(Counting):
@@ -89,6 +103,7 @@ class CountingTogether(VectorEnv):
 gymnasium.register("Counting-v0", f"{__name__}:Counting", max_episode_steps=TIME_LIMIT)
 gymnasium.register("CountingInParts-v0", f"{__name__}:CountingInParts", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Endless-v0", f"{__name__}:Counting")
+gymnasium.register("Locking-v0", f"{__name__}:Locking", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Switch-v0", f"{__name__}:Switch")
 gymnasium.register("Named-v0", f"{__name__}:Named")
 gymnasium.register(

@@ -36,7 +36,7 @@ from paceline.settings.rsl_rl import RslRlConfig
 from paceline.settings.skrl import SkrlConfig
 from paceline.tasks import registry
 from paceline.train import train
-from tests.env.counting import TIME_LIMIT
+from tests.env.counting import LOCK, TIME_LIMIT
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "gymnasium:tests.env.counting:Counting-v0"
@@ -316,6 +316,11 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path):
     # Two iterations do not suffice for rounding to change an action by much.
     assert results[0]["mean_length"] == results[1]["mean_length"]
     assert results[0]["mean_return"] == pytest.approx(results[1]["mean_return"], rel=1e-3)
+
+
+def test_a_world_starts_while_a_thread_here_holds_a_lock():
+    with LOCK, env_of("gymnasium:tests.env.counting:Locking-v0", vectorization="async") as env:
+        assert env.reset()["policy"].shape == (3, 2)
 
 
 def test_ctrl_c_reaches_the_trainer_and_not_the_processes_of_its_worlds(tmp_path: Path):

@@ -1,13 +1,14 @@
 """Any Gymnasium environment with continuous actions, as the task `gymnasium:ID`."""
 
 import difflib
+import multiprocessing
 import signal
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from multiprocessing import resource_tracker
 from typing import Any, Literal
 
 import torch
@@ -124,7 +125,10 @@ def _make(
     if mode != "vector_entry_point":
         # The checker is for those who write an env; it doubles the time of a step.
         keywords = {"disable_env_checker": True, "max_episode_steps": time_limit(spec) or EPISODE_STEPS} | keywords
-        keywords["vector_kwargs"] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
+        vector: dict[str, Any] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
+        if mode == "async":
+            vector["context"] = _fork_server(spec)
+        keywords["vector_kwargs"] = vector
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} has no vector environment of its own; use sync or async")
     try:
@@ -159,15 +163,23 @@ def _spec(name: str) -> Any:
         ) from None
 
 
+def _fork_server(spec: Any) -> str:
+    """How worlds in processes of their own start: forked from a process that has no threads. This one has, and a world
+    that is forked while one of them holds a lock waits for ever."""
+    # Imported there once, not in every world.
+    place = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    multiprocessing.set_forkserver_preload(["gymnasium", *filter(None, [place.split(":")[0]])])
+    return "forkserver"
+
+
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
     """Processes started inside never hear Ctrl-C, which a terminal sends to all: what it means is for the trainer to
     say."""
+    # Where it is not there yet, its start would let Ctrl-C through again.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with warnings.catch_warnings():
-            # Of Python 3.12 and later: but these processes touch neither torch nor its threads.
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            yield
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
