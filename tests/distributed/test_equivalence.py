@@ -41,7 +41,7 @@ def learn(worlds: list[range], rank: Rank) -> dict[str, Any]:
                 "values": {name: value for name, value in values.items() if not name.startswith("seconds/")},
                 "parameters": learner._flat.values.detach().clone(),
                 "gradient": learner._flat.gradient.clone(),
-                "moments": learner._adam.moments["exp_avg"].clone(),
+                "moments": learner._adam.state()["exp_avg"],
                 "learning_rate": learner._adam.learning_rate.clone(),
                 "mean": learner.normalizers["policy"].mean.clone(),
                 "variance": learner.normalizers["policy"].variance.clone(),

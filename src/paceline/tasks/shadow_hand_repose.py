@@ -23,7 +23,7 @@ _JOINTS = len(shadow_hand.JOINTS)
 _PLACE, _ROTATION, _VELOCITY = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None), slice(_JOINTS, _JOINTS + 3)
 # The cube is lower when it lies on the palm than where it is let go.
 _LIES_LOWER = 0.04
-_HIDDEN = (512, 512, 256, 128)
+_HIDDEN = (512, 256, 128)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,12 @@ def objective(
     """`mean` and `action` are [sample, actions]; `value`, and each of the `scalars` advantage, target, old value and
     old log-probability, are [sample]."""
     advantage, target, old_value, old_log_prob = scalars
-    ratio = (log_prob((action - mean) / log_std.exp(), log_std) - old_log_prob).exp()
+    fixed = log_std.detach()
+    noise = (action - mean) / fixed.exp()
+    # Zero, but its derivative by the log_std is a product of matrices: many times faster than a compiler's sum over the
+    # samples, which took up to 6 % of an update (measured on an H200).
+    by_log_std = (noise.detach().square() - 1.0) @ (log_std - fixed).unsqueeze(1)
+    ratio = (log_prob(noise, fixed) + by_log_std.squeeze(1) - old_log_prob).exp()
     clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
     surrogate = -torch.minimum(ratio * advantage, clipped * advantage).mean()
 

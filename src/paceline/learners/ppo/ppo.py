@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from paceline.distributed.gradients import FlatParameters
 from paceline.distributed.group import Group
@@ -21,7 +22,7 @@ from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
 from paceline.learners.adam import FlatAdam
 from paceline.learners.clock import Clock
-from paceline.learners.policies import fold_normalizer, mlp, plain
+from paceline.learners.policies import fold_normalizer, mlp, plain, through
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
 from paceline.learners.ppo.twins import Twins
@@ -74,6 +75,11 @@ class Ppo:
         used = dict.fromkeys(("policy", self._critic_group))
         self.normalizers = {group: RunningStatistics(widths[group], device) for group in used}
 
+        on_gpu = device.type == "cuda"
+        # On a GPU products are faster where the inputs' rows have whole multiples of 16 bytes (measured on an H200 with
+        # 101 and 113 observations: an update in 0.92 of the time).
+        self._columns = 8 if on_gpu else 1
+
         self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         self._networks.register_parameter("log_std", self.log_std)
         # Clipped apart: a large error of the critic is no reason for the actor to take a smaller step.
@@ -84,7 +90,6 @@ class Ppo:
         # Tensors, because an operation with a number costs twice as much on a CPU.
         self._rate_bounds = torch.tensor((config.desired_kl / 2.0, config.desired_kl * 2.0), device=device).unbind(0)
         self._rate_factors = torch.tensor((1.5, 1.0, 1.0 / 1.5), device=device).unbind(0)
-        on_gpu = device.type == "cuda"
         self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
         # What the random numbers are counted by, so that none is drawn twice even if the settings change on the way.
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -204,8 +209,8 @@ class Ppo:
         """Everything a minibatch needs, one row per sample, [step * world, columns]; `_take_apart` undoes it."""
         config = self.config
         critic_obs = torch.cat((rollout.critic_obs, rollout.final_critic_obs))
-        critic_obs = self._normalize(self._critic_group, critic_obs)
-        value, final_value = self.critic(critic_obs).squeeze(-1).split((config.horizon + 1, config.horizon))
+        critic_obs = self._wider(self._normalize(self._critic_group, critic_obs))
+        value, final_value = through(self.critic, critic_obs).squeeze(-1).split((config.horizon + 1, config.horizon))
         critic_obs = critic_obs[: config.horizon]
         next_value = torch.where(rollout.truncated, final_value, value[1:])
         value, done = value[:-1], rollout.terminated | rollout.truncated
@@ -216,8 +221,11 @@ class Ppo:
         scalars = torch.stack((advantage, target, value, log_prob(rollout.noise, rollout.log_std)), dim=-1)
         seen = (critic_obs,)
         if self._critic_group == "critic":
-            seen = (self._normalize("policy", rollout.obs), critic_obs)
-        return torch.cat((*seen, rollout.action, rollout.mean, scalars), dim=-1).flatten(0, 1)
+            seen = (self._wider(self._normalize("policy", rollout.obs)), critic_obs)
+        rest = (rollout.action, rollout.mean, scalars)
+        missing = -sum(part.shape[-1] for part in rest) % self._columns
+        unused = rollout.reward.new_zeros((*rollout.reward.shape, missing))
+        return torch.cat((*seen, unused, *rest), dim=-1).flatten(0, 1)
 
     def _own_sums(self, rollout: Rollout, samples: Tensor) -> Tensor:
         """What this rank's samples add to the head, float64; `_take_head_apart` says what is in it."""
@@ -310,16 +318,18 @@ class Ppo:
     def _minibatch_losses(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """The loss to descend; its parts; and how far the policy has moved from the one that acted."""
         obs, critic_obs, action, old_mean, scalars = self._take_apart(minibatch)
-        mean, value = self.actor(obs), self.critic(critic_obs).squeeze(-1)
+        mean, value = through(self.actor, obs), through(self.critic, critic_obs).squeeze(-1)
         losses = objective(mean, self.log_std, value, action, scalars, self.config)
         return *losses, divergence(old_mean, old_log_std, mean.detach(), self.log_std.detach())
 
     def _take_apart(self, minibatch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """What `_pack_samples` packed: observations, the critic's, actions, their means, and four scalars."""
-        width, actions = self._obs["policy"].shape[1], self.env.actions
-        critic_width = self._obs["critic"].shape[1] if self._critic_group == "critic" else 0
-        obs, critic_obs, action, mean, scalars = minibatch.split((width, critic_width, actions, actions, 4), dim=1)
-        return obs, critic_obs if critic_width else obs, action, mean, scalars.unbind(1)
+        groups, actions = dict.fromkeys(("policy", self._critic_group)), self.env.actions
+        widths = [math.ceil(self._obs[group].shape[1] / self._columns) * self._columns for group in groups]
+        seen, rest = minibatch.tensor_split([sum(widths)], dim=1)
+        obs, *others = seen.split(widths, dim=1)
+        action, mean, scalars = rest[:, -2 * actions - 4 :].split((actions, actions, 4), dim=1)
+        return obs, others[0] if others else obs, action, mean, scalars.unbind(1)
 
     def _clip_and_adapt(self, kl: Tensor) -> tuple[Tensor, ...]:
         """Clip the gradient, and follow the divergence with the learning rate: slower when the policy moves more than
@@ -329,6 +339,11 @@ class Ppo:
             factor = torch.where(kl > high, slower, torch.where(kl < low, faster, same))
             self._adam.learning_rate.mul_(factor).clamp_(*LEARNING_RATES)
         return self._flat.clip(self.config.max_gradient_norm)
+
+    def _wider(self, obs: Tensor) -> Tensor:
+        """With columns of zeros, up to a multiple of `_columns`."""
+        missing = -obs.shape[-1] % self._columns
+        return functional.pad(obs, (0, missing)) if missing else obs
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs
