@@ -27,10 +27,14 @@ class FlatAdam:
     def step(self) -> None:
         """Down the gradient that is in place."""
         self._count += 1
+        values, gradients, averages, squares = self._pieces
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-            *self._pieces,
+            values,
+            gradients,
+            averages,
+            squares,
             [],
-            [self._count] * len(self._pieces[0]),
+            [self._count] * len(values),
             lr=self.learning_rate,
             beta1=0.9,
             beta2=0.999,
