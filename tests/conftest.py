@@ -1,6 +1,7 @@
 """What several tests share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # One thread each, for this process and those it starts: tests share few cores. Set before torch is imported.
@@ -13,6 +14,15 @@ from paceline.config import TrainConfig
 from paceline.run_dir import RunDir
 from paceline.settings.ppo import PpoConfig
 from paceline.train import train
+
+
+@pytest.fixture(scope="session", autouse=True)
+def jax_compiles_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """In all processes that tests start, and in both workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp().parent / "jax"))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
 
 
 @pytest.fixture(scope="session")
