@@ -139,7 +139,7 @@ def test_training_that_cannot_go_on_says_why_and_exits_1(tmp_path: Path):
 def test_a_run_made_for_other_networks_is_refused_in_one_line(tmp_path: Path, tiny_run: Path):
     done = paceline("train", "--resume", str(tiny_run), "--ppo.hidden", "5", "--max-iterations", "9", cwd=tmp_path)
     assert done.returncode == 2
-    assert "does not fit" in done.stderr
+    assert "--ppo.hidden 5 with --resume: it is 16 16 in this run" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 

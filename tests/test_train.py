@@ -123,8 +123,8 @@ def test_a_damaged_best_checkpoint_does_not_stand_in_the_way(tmp_path: Path):
 
 def test_options_that_run_yaml_cannot_hold_leave_no_directory(tmp_path: Path):
     config = dataclasses.replace(CONFIG, env={"model": Path("robot.xml")})
-    with pytest.raises(UserError, match=r"which run\.yaml cannot hold"), RunDir(tmp_path / "run").held(config, False):
-        pass
+    with pytest.raises(UserError, match=r"which run\.yaml cannot hold"):
+        train(config, RunDir(tmp_path / "run"), QUIET)
     assert not list(tmp_path.iterdir())
 
 

@@ -16,7 +16,7 @@ from paceline.checks import from_dict
 from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.env.robot_env import RobotEnv
+from paceline.env.robot_env import RobotEnv, check_timing
 from paceline.env.task import HasCurriculum
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
@@ -26,7 +26,7 @@ from paceline.learners.rsl_rl_files import foreign_policy
 from paceline.run_dir import RunDir
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import TaskEntry
+from paceline.tasks.registry import Entry, TaskEntry
 from paceline.versions import versions
 
 
@@ -39,9 +39,22 @@ def build(
     return env, adapters.make(config.learner, env, config.settings, config.seed, group)
 
 
+def check(config: TrainConfig) -> None:
+    """Refuse a configuration that cannot work, before anything is made."""
+    config.check()
+    entry = registry.find(config.task)
+    task = _task(config, entry)
+    if isinstance(entry, TaskEntry):
+        check_timing(task)
+
+
+def _task(config: TrainConfig, entry: Entry) -> Any:
+    return from_dict(entry.task, config.env, f"options of task {config.task}")
+
+
 def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool, watched: bool) -> VecEnv:
     entry = registry.find(config.task)
-    task = from_dict(entry.task, config.env, f"options of task {config.task}")
+    task = _task(config, entry)
     task = _at_its_end(task) if watched else task
     device, threads = group.rank.device, group.rank.cores
     placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_world": worlds.start}
@@ -72,13 +85,7 @@ def engine_of(config: TrainConfig, device: torch.device) -> str:
 def fingerprint(config: TrainConfig) -> dict[str, str]:
     """What all ranks of a run must have in common, by name: versions, settings and code."""
     found = {f"version of {package}": number for package, number in versions().items()}
-    for name, value in dataclasses.asdict(config).items():
-        # Each host may have its own GPUs, and its own place for logs.
-        if name in ("gpu_ids", "worker_log_dir"):
-            continue
-        name = config.settings.flags if name == "settings" else name
-        options = {f"{name}.{key}": option for key, option in value.items()} if isinstance(value, dict) else None
-        found |= {f"setting {key}": str(option) for key, option in (options or {name: value}).items()}
+    found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
     if config.env.get("robot"):
@@ -96,20 +103,24 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def fit(load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: str) -> None:
-    """Load a checkpoint's state; one of other networks, or another task's, is an error that says so."""
+def fit(
+    load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: str, changed: tuple[str, ...] = ()
+) -> None:
+    """Load a checkpoint's state. Raise if it is of other networks or of another task; `changed` are the flags that may
+    be the reason."""
     try:
         load(state)
     except (KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:200]
-        raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}") from None
+        remedy = f"; {' '.join(changed)} cannot change in this run" if changed else ""
+        raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}{remedy}") from None
 
 
 def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learner, RunDir]:
     """A run's policy in one world, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
     config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
-    config.check()
+    check(config)
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)["learner"]
     env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)

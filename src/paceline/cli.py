@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # Heavy imports (torch, MuJoCo) stand inside the commands, so that help comes at once.
 
+# How long a rank that refuses its input waits for the others before it ends; the main rank has printed the refusal.
+_REPORT_SECONDS, _MAIN_REPORT_SECONDS = 60.0, 10.0
+
 OVERVIEW = f"""Paceline {__version__}: robot policies by reinforcement learning in thousands of MuJoCo worlds.
 
   paceline train TASK     train a policy; --resume RUN|auto goes on with a run
@@ -111,15 +114,38 @@ def main() -> None:
             adopt_jax_launcher()
         code = _dispatch(sys.argv[1:], console)
     except UserError as error:
-        # Ranks refuse alike: one voice is enough.
-        if os.environ.get("RANK", "0") == "0":
-            print(f"paceline: {error}", file=sys.stderr)
+        _print_refusal(error)
         code = 2
     except BrokenPipeError:
         # Whoever was reading a help text has read enough. What is left of it must not fail when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)
+
+
+def _print_refusal(error: UserError) -> None:
+    """Print an error once for all ranks of a run, and report one that the others do not know of."""
+    if not ("RANK" in os.environ and sys.argv[1:2] == ["train"]):
+        print(f"paceline: {error}", file=sys.stderr)
+        return
+    from paceline.distributed.failure import PeerLostError
+    from paceline.distributed.group import report_refusal
+    from paceline.distributed.rank import this_rank
+
+    try:
+        rank = this_rank(())
+    except UserError:
+        print(f"paceline: {error}", file=sys.stderr)
+        return
+    if rank.is_main:
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+    if error.reported:
+        return
+    try:
+        report_refusal(rank, str(error), _MAIN_REPORT_SECONDS if rank.is_main else _REPORT_SECONDS)
+    except PeerLostError:
+        if not rank.is_main:
+            print(f"paceline: {error}; rank {rank.index} on {rank.host}", file=sys.stderr)
 
 
 class _Patient:
@@ -165,7 +191,7 @@ def _train(words: list[str], console: Console) -> int:
     import torch
 
     from paceline import checkpoint
-    from paceline.distributed.rank import under_launcher
+    from paceline.distributed.rank import under_elastic_agent, under_launcher
     from paceline.run_dir import RunDir
     from paceline.train import TrainingFailedError, train
 
@@ -173,15 +199,23 @@ def _train(words: list[str], console: Console) -> int:
         console.print("A GPU is here, but not MuJoCo Warp (pip install mujoco-warp): training on the CPU.")
     if arguments.distributed:
         _refuse_without_launcher()
+    ranks = _ranks(arguments, config)
+    launches = not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx")
+    resume_from = None
     if run is None:
-        run, resume_from = RunDir.named(arguments.run_dir, task), None
+        # The ranks must use the directory that the launcher chooses, so no other process may choose the same.
+        unnamed = launches and arguments.run_dir is None
+        run = RunDir.unique(task) if unnamed else RunDir.named(arguments.run_dir, task)
     elif arguments.run_dir:
         raise UserError(f"--run-dir {arguments.run_dir} with --resume: a resumed run stays in its own directory")
     else:
         resume_from = checkpoint.chosen(arguments.resume, run.checkpoints)
-    ranks = _ranks(arguments, config)
-    if not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx"):
-        return _launch(words, arguments, config, run, resumed=resume_from is not None, ranks=ranks)
+    if launches:
+        # A name that stands for a run at present, such as auto, must mean the same run after a restart.
+        place = (
+            ["--run-dir", str(run.path)] if arguments.resume is None else ["--resume", _named(arguments.resume, run)]
+        )
+        return _launch([*words, *place], arguments, config, run, ranks)
     main = os.environ.get("RANK", "0") == "0"
     for note in order.notes if main else ():
         console.print(escape(note))
@@ -192,10 +226,17 @@ def _train(words: list[str], console: Console) -> int:
         if main:
             print(f"paceline: training failed: {error}", file=sys.stderr)
         return 1
+    if result is None:
+        return 0
     if main:
         _summarise(result, console)
-    # A launcher would start anew what does not end with 0; whether it was interrupted it knows itself.
-    return 0 if result["status"] == "completed" or under_launcher() else interrupts.EXIT_CODE
+    # An elastic agent restarts workers that do not end with 0; whether the run was interrupted it knows itself.
+    return 0 if result["status"] == "completed" or under_elastic_agent() else interrupts.EXIT_CODE
+
+
+def _named(resume: str, run: "RunDir") -> str:
+    """Return what --resume names, as a path: a checkpoint file, or the run's directory."""
+    return resume if Path(resume).is_file() else str(run.path)
 
 
 def _ranks(arguments: Any, config: "TrainConfig") -> int:
@@ -217,37 +258,38 @@ def _ranks(arguments: Any, config: "TrainConfig") -> int:
     return asked or gpus or 1
 
 
-def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDir", resumed: bool, ranks: int) -> int:
-    """Start the ranks and wait for them; they do the talking."""
+def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDir", ranks: int) -> int:
+    """Start the ranks and wait for them. They print; the launcher prints only what no rank could."""
+    from paceline.build import check
     from paceline.launch import local, torchrunx
 
-    config.check()
-    if not resumed:
-        run.check_new()
-        words = [*words, "--run-dir", str(run.path)]
+    check(config)
     try:
         if arguments.launcher == "torchrunx":
             torchrunx.launch(["train", *words], ranks, arguments.hosts)
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
-        result = run.result()
-        if result.get("status") == "running":
-            # The ranks were ended before they could save anything.
-            run.write_result(**(result | {"status": "interrupted"}))
-            print(f"paceline: interrupted; {run.path} goes on from its newest checkpoint", file=sys.stderr)
+        if _replace_status(run, "interrupted"):
+            print(f"paceline: interrupted; {run.path} continues from its newest checkpoint", file=sys.stderr)
         return interrupts.EXIT_CODE
     except local.RankFailedError as error:
-        if error.exit_code == 2:
-            return 2
-        result = run.result()
-        if result.get("status") != "failed":
-            # The main rank could not say it any more.
+        if _replace_status(run, "failed", str(error)) or error.was_killed:
             print(f"paceline: training failed: {error}", file=sys.stderr)
-            if result:
-                run.write_result(**(result | {"status": "failed", "cause": str(error)}))
-        return 1
-    return 0 if run.result()["status"] == "completed" else interrupts.EXIT_CODE
+        if run.result().get("status") == "interrupted":
+            return interrupts.EXIT_CODE
+        return error.exit_code if error.exit_code in (2, interrupts.EXIT_CODE) else 1
+    # The directory may be on another host; there a rank that was interrupted ends with its own exit code.
+    return 0 if run.result().get("status", "completed") == "completed" else interrupts.EXIT_CODE
+
+
+def _replace_status(run: "RunDir", status: str, cause: str | None = None) -> bool:
+    """Write how the run ended, if its ranks ended before they could. Return whether that was so."""
+    result = run.result()
+    if result.get("status") != "running":
+        return False
+    run.write_result(**(result | {"status": status, "cause": cause}))
+    return True
 
 
 def _refuse_without_launcher() -> None:

@@ -67,15 +67,21 @@ class TrainConfig:
         if not 0 <= self.seed < 2**63:
             raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
         self.settings.check()
+        self.to_yaml()
+
+    def by_name(self) -> dict[str, Any]:
+        """Return all settings that determine the training, by the names that flags have, such as "ppo.clip". The GPUs
+        and the directory of logs differ from host to host and are left out."""
+        found: dict[str, Any] = {}
+        for name, value in _plain(dataclasses.asdict(self)).items():
+            name = self.settings.flags if name == "settings" else name
+            if name not in ("gpu_ids", "worker_log_dir"):
+                found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+        return found
 
     def to_yaml(self) -> str:
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: plain(item) for key, item in value.items()}
-            return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
         try:
-            return yaml.safe_dump(plain(dataclasses.asdict(self)), sort_keys=False)
+            return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
         except yaml.representer.RepresenterError as error:
             value = error.args[1]
             raise UserError(
@@ -98,3 +104,10 @@ class TrainConfig:
             raise UserError(f"{source}: settings is {settings!r}, not a list of settings")
         typed = from_dict(LEARNERS[learner].settings, settings, f"{source}: settings")
         return from_dict(cls, values | {"settings": typed}, source)
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with tuples as lists, as YAML has them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Bad input: one line that names the value, what is allowed and what to do. The command line exits with 2."""
 
+    reported: bool = False
+    """Whether all ranks of the run know of it; then only the main rank prints it."""
+
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """An unknown name, with the nearest valid one first."""

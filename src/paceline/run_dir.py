@@ -3,18 +3,22 @@
 import fcntl
 import json
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from paceline.config import TrainConfig
+from paceline.distributed.launch_record import this_launch
 from paceline.errors import UserError
 
 RUNS = Path("runs")
+# What a run that fails before its start may leave in its directory.
+_LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,24 @@ class RunDir:
     def videos(self) -> Path:
         return self.path / "videos"
 
+    @property
+    def worker_logs(self) -> Path:
+        return self.path / "workers"
+
+    @property
+    def error_file(self) -> Path:
+        """Traceback of the error that ended the run."""
+        return self.path / "error.log"
+
     @classmethod
     def named(cls, path: Path | None, task: str) -> "RunDir":
         """For a new run, by default named after the time; nothing is made or looked at yet."""
-        time = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        return cls(path or RUNS / _folder(task) / time, given=path is not None)
+        return cls(path or RUNS / _folder(task) / _now(), given=path is not None)
+
+    @classmethod
+    def unique(cls, task: str) -> "RunDir":
+        """Return a directory for a new run whose name no other process chooses, on this host or another."""
+        return cls(RUNS / _folder(task) / f"{_now()}_{secrets.token_hex(3)}")
 
     def check_new(self) -> None:
         """Whether a new run can be here; nothing is made, so that one that cannot start leaves nothing."""
@@ -59,40 +76,56 @@ class RunDir:
             raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
         if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
-        if self.given and path == nearest and any(os.scandir(path)):
+        if self.given and path == nearest and self._is_in_use():
             raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
 
+    def _is_in_use(self) -> bool:
+        """Return whether the directory holds anything but the logs of a run that failed before it started."""
+        return not {entry.name for entry in os.scandir(self.path)} <= _LOGS or any(self.checkpoints.glob("*"))
+
     @contextmanager
-    def held(self, config: TrainConfig, resumed: bool) -> Iterator["RunDir"]:
-        """Make the directory, with run.yaml in it (a resumed run writes its own anew), and keep other processes from
-        training in it while inside. A new run whose directory another one took in the meantime gets one beside it."""
-        run, text = self, config.to_yaml()
+    def held(self, is_new: bool) -> Iterator["RunDir"]:
+        """Create the directory and keep other processes from training in it while inside. A new run without a directory
+        of the user's choice gets another name if this one is taken. A new run that leaves no file removes it."""
+        run = self
         for attempt in range(2, 100):
+            missing = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
             try:
                 run.checkpoints.mkdir(parents=True, exist_ok=True)
                 lock = os.open(run.path, os.O_RDONLY)
+                with tempfile.TemporaryFile(dir=run.checkpoints):
+                    pass
             except OSError as error:
                 raise UserError(f"cannot write to the run directory {run.path}: {error.strerror}") from None
-            if _lock(lock) and (resumed or not run.config_file.exists()):
+            if _lock(lock) and not (is_new and run.config_file.exists()):
                 break
             os.close(lock)
-            if resumed:
+            if self.given:
                 raise UserError(f"{run.path} is being trained by another process: wait for it to end, or stop it")
             run = RunDir(self.path.with_name(f"{self.path.name}_{attempt}"))
         else:
             raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
         try:
-            run._write_config(text)
             yield run
         finally:
             os.close(lock)
+            if is_new:
+                _remove_empty([run.checkpoints, *missing])
 
-    def _write_config(self, text: str) -> None:
+    def write_config(self, config: TrainConfig) -> None:
+        text = config.to_yaml()
         try:
-            with tempfile.TemporaryFile(dir=self.checkpoints):
-                write_atomically(self.config_file, text.encode())
+            write_atomically(self.config_file, text.encode())
         except OSError as error:
             raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}") from None
+
+    def alternatives(self) -> list["RunDir"]:
+        """Return the directories in which an earlier start of the same run may be, the newest first: this one if the
+        user named it, otherwise all of its task."""
+        folder = self.path.parent
+        if self.given or not folder.is_dir():
+            return [self]
+        return [RunDir(place) for place in sorted(folder.iterdir(), reverse=True)]
 
     @classmethod
     def open(cls, run: str, task: str | None = None) -> "RunDir":
@@ -109,27 +142,24 @@ class RunDir:
             raise UserError(f"{run} is not a run: it has no run.yaml")
         return cls(path)
 
-    def of_launch(self, launch: str | None) -> tuple["RunDir", dict[str, Any]] | None:
-        """The run that an elastic launch has begun and not completed, here or beside this place; and its result."""
-        if launch is None:
-            return None
-        beside = self.path.parent
-        for place in [self.path] if self.given or not beside.is_dir() else sorted(beside.iterdir(), reverse=True):
-            result = RunDir(place).result()
-            if result.get("launch") == launch and result["status"] != "completed":
-                return RunDir(place), result
-        return None
-
     def result(self) -> dict[str, Any]:
         """What result.json says; nothing if there is none."""
         try:
-            return json.loads(self.result_file.read_text())
-        except (OSError, ValueError):
+            found = json.loads(self.result_file.read_text())
+        except (OSError, ValueError, RecursionError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     @classmethod
     def _newest(cls, task: str) -> "RunDir":
-        files = [f for f in RUNS.glob(f"{_folder(task)}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
+        runs = [cls(file.parent) for file in RUNS.glob(f"{_folder(task)}/*/run.yaml")]
+        # A restarted or requeued worker resolves `auto` again, and must find the run that it trained before.
+        launch = this_launch()
+        for run in runs if launch.agents or launch.job else ():
+            result = run.result()
+            if launch.began(result) or launch.was_requeued_from(result):
+                return run
+        files = [run.config_file for run in runs if any(run.checkpoints.glob("*.safetensors"))]
         if not files:
             raise UserError(
                 f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory"
@@ -145,6 +175,17 @@ class RunDir:
 
     def write_result(self, **result: Any) -> None:
         write_atomically(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+
+
+def _now() -> str:
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to the first that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _lock(directory: int) -> bool:

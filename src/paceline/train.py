@@ -1,12 +1,13 @@
-"""One worker's life: rank, env, learner, loop, checkpoints, result."""
+"""Train one run as one rank: set up, plan, build, restore, loop, finish."""
 
 import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,20 @@ from rich.markup import escape
 from torch import Tensor
 
 from paceline import checkpoint
-from paceline.build import build, engine_of, fingerprint, fit
+from paceline.build import build, check, engine_of, fingerprint, fit
 from paceline.checks import flag
 from paceline.config import TrainConfig
 from paceline.distributed import worker_log
-from paceline.distributed.failure import Failure, PeerLostError
+from paceline.distributed.failure import Failure, PeerLostError, Watch
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences
-from paceline.distributed.rank import die_with_launcher, launch_id, this_rank, tune_torch
+from paceline.distributed.launch_record import LaunchRecord, merged, this_launch
+from paceline.distributed.rank import Rank, die_with_launcher, this_rank, tune_torch, under_elastic_agent
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
 from paceline.errors import UserError
 from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
+from paceline.plan import Plan, Start, load_start, make_plan
 from paceline.run_dir import RunDir
 from paceline.versions import versions
 
@@ -40,8 +43,6 @@ _OVERFLOW = (
     "[yellow]Some worlds ran out of room for contacts or constraints, and lost some in that step: the physics is wrong "
     "there. result.json counts these steps; if they are many, have fewer geoms collide.[/]"
 )
-# The traceback of what ended a run.
-ERROR_FILE = "error.log"
 _MEASURE = "measure/"
 _TIMINGS = ("seconds/collect", "seconds/update")
 
@@ -54,125 +55,110 @@ class UnusableNumberError(Exception):
     """A loss or a gradient is not finite; the message says what to try."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the main rank decides for all: where the run is, and what it starts from."""
-
-    run: RunDir
-    resume_from: Path | None = None
-    total_envs: int | None = None
-    """Worlds over all ranks, where an earlier start of the run has settled it."""
-    restarts: int = 0
-    goes_on: bool = False
-    """Whether the run's directory is its own already."""
+class _SharedRefusalError(UserError):
+    """A refusal that all ranks raise alike."""
 
 
-class _Life:
-    """What a rank has made so far, for whoever must end it."""
+class _Worker:
+    """What a rank has made so far, for the code that ends it after a failure."""
 
-    def __init__(self, group: Group, run: RunDir):
-        self.group, self.run = group, run
-        self.log = worker_log.none(group.rank)
+    def __init__(self, rank: Rank, run: RunDir):
+        self.rank, self.run = rank, run
+        self.log = worker_log.none(rank)
         self.session: Session | None = None
+        self.holds_directory = False
+        self.result: Callable[[str, str], dict[str, Any]] | None = None
+        """Returns the content of result.json for a status and a cause. None while that of an earlier start is kept."""
 
-    def write_down(self, failure: Failure, text: str) -> None:
-        """A failure, in this rank's log; the main rank's also in the run."""
-        self.log.write(text)
-        if self.session is not None and self.group.rank.is_main:
-            # The disk may be what failed; the error itself must come out all the same.
+    def record(self, failure: Failure, details: str) -> None:
+        """Write a failure to this rank's log and, on the main rank, to the run's directory."""
+        self.log.write(details)
+        if self.holds_directory and self.rank.is_main:
+            # The disk may be what failed; the error must be printed nevertheless.
             with suppress(OSError, UserError):
-                (self.run.path / ERROR_FILE).write_text(text)
-                self.session.write_result(self.run, "failed", str(failure))
+                self.run.error_file.write_text(details)
+                if self.result:
+                    self.run.write_result(**self.result("failed", str(failure)))
 
     def end_with_others(self, failure: Failure) -> None:
-        """Another rank has failed, and this one, which may be waiting for it in vain, is about to be ended."""
-        self.write_down(failure, f"ending, because another rank failed: {failure}\n")
-        if self.group.rank.is_main:
-            print(f"paceline: training failed: {failure}", file=sys.stderr, flush=True)
+        """Record the failure of another rank. The watch ends this process afterwards."""
+        self.record(failure, f"ending, because another rank failed: {failure}\n")
+        if self.rank.is_main:
+            print(f"paceline: {'' if failure.refused else 'training failed: '}{failure}", file=sys.stderr, flush=True)
 
 
-def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any]:
-    """Train until `max_iterations`, Ctrl-C or a failure; what is returned is also in result.json, but for `run`, where
-    that file is. Under a launcher this is one rank of several; what `run` and `resume_from` say counts on the main one.
+def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any] | None:
+    """Train until `max_iterations`, Ctrl-C or a failure. Return the content of result.json and, as `run`, the directory
+    it is in; None if the run had completed before. Under a launcher this is one rank of several, and the main rank's
+    `run` and `resume_from` count.
     """
-    config.check()
+    check(config)
     rank = this_rank(config.gpu_ids)
     die_with_launcher()
     tune_torch(rank.device)
+    worker = _Worker(rank, run)
     try:
-        group = Group(rank, config.timeout_seconds)
+        group = Group(rank, config.timeout_seconds, worker.end_with_others)
     except PeerLostError as error:
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
-    life = _Life(group, run)
-    if group.watch:
-        group.watch.start(life.end_with_others)
     try:
-        return _live(life, config, console, resume_from)
-    except UserError:
-        # All ranks refuse alike, and need not be told.
+        return _run(worker, group, config, console, resume_from)
+    except _SharedRefusalError as error:
+        error.reported = True
         raise
+    except UserError as error:
+        if group.watch is None:
+            raise
+        raise _refuse_on_all_ranks(error, worker, group.watch) from error
     except Exception as error:
-        failure = _tell_all(error, life)
-        raise TrainingFailedError(str(failure)) from error
+        raise TrainingFailedError(str(_fail_on_all_ranks(error, worker, group))) from error
     finally:
         group.close()
 
 
-def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path | None) -> dict[str, Any]:
-    group, main = life.group, life.group.rank.is_main
-    plan = _agree(group, lambda: _make_plan(life.run, resume_from))
-    saved, total = _agree(group, lambda: _start_of(plan, config, group.size))
-    session = Session(config, group, total, plan.restarts)
-    members = session.meet()
-    if saved is not None:
-        session.restore(saved, str(plan.resume_from))
-    same = 0.0 if group.alone else SAME_REQUEST_SECONDS
-    with ExitStack() as stack, Interrupts(same) as interrupts:
-        run = _agree(group, lambda: stack.enter_context(plan.run.held(config, plan.goes_on)))
-        life.run, life.session = run, session
-        life.log = log = worker_log.begin(group.rank, group.alone, config.worker_log_dir, run.path)
-        if saved is not None and main:
-            checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
+def _run(
+    worker: _Worker, group: Group, config: TrainConfig, console: Console, resume_from: Path | None
+) -> dict[str, Any] | None:
+    rank, began = group.rank, time.monotonic()
+    launch = merged(group.everyone(this_launch()))
+    plan = _agree(group, lambda: make_plan(config, worker.run, resume_from, launch))
+    if plan.completed:
+        for place in [console] if rank.is_main else ():
+            place.print(f"{escape(str(plan.run.path))} has completed before: nothing to do.", soft_wrap=True)
+        return None
+    start = _agree(group, lambda: load_start(plan, config, group.size))
+    envs = _own_envs(config, start.total_envs, rank)
+    members = _check_ranks_agree(config, group, len(envs))
+    with ExitStack() as stack:
+        run = _agree(group, lambda: stack.enter_context(plan.run.held(plan.is_new)))
+        worker.run, worker.holds_directory = run, True
+        worker.log = worker_log.begin(rank, group.alone, config.worker_log_dir, run.worker_logs)
+        if plan.is_new:
+            worker.result = partial(_early_result, config, launch)
+        consoles = worker.log.consoles(console)
+        for place in consoles:
+            _print_header(place, config, group, plan, start, members, run)
+        session = Session(config, group, start.total_envs, envs, launch, plan.restarts, began, consoles)
+        if start.saved is not None:
+            session.restore(start, str(plan.checkpoint))
+            if rank.is_main:
+                checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
+        worker.result, worker.session = session.result, session
+        if rank.is_main:
+            run.write_config(config)
         session.write_result(run, "running")
-        for place in log.consoles(console):
-            session.introduce(run, place, members)
-        session.loop(run, log.consoles(console), interrupts)
-        session.save(run)
-        status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
-        result = session.write_result(run, status)
-        if status == "interrupted" and launch_id():
-            interrupts.wait(_SIGNAL_SECONDS)
+        with Interrupts(0.0 if group.alone else SAME_REQUEST_SECONDS) as interrupts:
+            session.loop(run, consoles, interrupts)
+            session.save(run)
+            status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
+            result = session.write_result(run, status)
+            if status == "interrupted" and under_elastic_agent():
+                interrupts.wait(_SIGNAL_SECONDS)
     return result | {"run": run.path}
 
 
-def _make_plan(run: RunDir, resume_from: Path | None) -> Plan:
-    """A run that the same launch began and did not complete goes on from its newest checkpoint."""
-    earlier = run.of_launch(launch_id())
-    if earlier is not None:
-        run, result = earlier
-        files = checkpoint.listing(run.checkpoints)
-        return Plan(run, files[-1] if files else None, result["total_envs"], result["restarts"] + 1, goes_on=True)
-    if resume_from is None:
-        run.check_new()
-    return Plan(run, resume_from, goes_on=resume_from is not None)
-
-
-def _start_of(plan: Plan, config: TrainConfig, ranks: int) -> tuple[dict[str, Any] | None, int]:
-    """The checkpoint to start from, if any, and how many worlds there are over all ranks. A checkpoint's worlds are
-    shared out anew among any number of ranks."""
-    if plan.resume_from is None:
-        return None, plan.total_envs or config.total(ranks)
-    saved = checkpoint.load(plan.resume_from)
-    worlds, stored = len(saved["learner"]["worlds"]["env"]["episode_step"]), plan.run.config()
-    asked = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
-    if asked and config.total(ranks) != worlds:
-        remedy = f"--num-envs {worlds // ranks}" if worlds % ranks == 0 else f"--total-envs {worlds}"
-        raise UserError(f"the checkpoint has {worlds} worlds, this run {config.total(ranks)}: use {remedy}")
-    return saved, worlds
-
-
 def _agree(group: Group, decide: Callable[[], Any]) -> Any:
-    """What the main rank decides, on all; also its refusal."""
+    """Return on all ranks what the main rank decides; raise its refusal on all ranks."""
     decision = None
     if group.rank.is_main:
         try:
@@ -181,38 +167,100 @@ def _agree(group: Group, decide: Callable[[], Any]) -> Any:
             decision = error
     decision = group.from_main(decision)
     if isinstance(decision, UserError):
-        raise decision
+        raise _SharedRefusalError(str(decision)) from decision
     return decision
 
 
-def _tell_all(error: Exception, life: _Life) -> Failure:
-    """Write down what happened, and have all other ranks end as well."""
-    if not life.group.alone:
+def _own_envs(config: TrainConfig, total_envs: int, rank: Rank) -> range:
+    """Return the global indices of this rank's envs."""
+    if total_envs < rank.world_size:
+        raise _SharedRefusalError(f"{total_envs} envs are too few for {rank.world_size} ranks: each needs one")
+    return shares(total_envs, rank.world_size)[rank.index]
+
+
+def _check_ranks_agree(config: TrainConfig, group: Group, num_envs: int) -> list[dict[str, str]]:
+    """Return each rank's host, device and number of envs. Raise if versions, settings or code differ between ranks."""
+    rank, device = group.rank, group.rank.device
+    member = {
+        "host": rank.host,
+        "device": _describe(device),
+        "uuid": gpu_uuid(device) if device.type == "cuda" else "",
+        "cores": str(rank.cores),
+        "envs": str(num_envs),
+    }
+    members, prints = zip(*group.everyone((member, fingerprint(config))), strict=True)
+    unlike = differences(prints)
+    if unlike:
+        index, name, theirs, ours = unlike[0]
+        more = f" ({len(unlike) - 1} more differences)" if len(unlike) > 1 else ""
+        raise _SharedRefusalError(
+            f"rank {index} on {members[index]['host']} has {name} {theirs}, the main rank on {members[0]['host']} "
+            f"has {ours}: all ranks need the same{more}"
+        )
+    return list(members)
+
+
+def _refuse_on_all_ranks(error: UserError, worker: _Worker, watch: Watch) -> UserError:
+    """End all ranks because this one refuses its input, and return the error to raise."""
+    ignore()  # a launcher that sees another rank end asks this one to
+    rank = worker.rank
+    failure = watch.report(Failure(rank.index, rank.host, str(error), refused=True))
+    worker.record(failure, f"{failure}\n")
+    refusal = UserError(str(failure))
+    refusal.reported = True
+    return refusal
+
+
+def _fail_on_all_ranks(error: Exception, worker: _Worker, group: Group) -> Failure:
+    """Record the failure of this rank and end all ranks. Return the failure that was reported first."""
+    if not group.alone:
         ignore()  # a launcher that sees another rank end asks this one to
-    group, rank = life.group, life.group.rank
-    own_words = isinstance(error, (UnusableNumberError, PeerLostError))
-    cause = str(error) if own_words else f"{type(error).__name__}: {error}"
-    where = str(life.run.path / ERROR_FILE) if group.alone else life.log.path
-    failure = Failure(rank.index, rank.host, cause, where)
+    session, log = worker.session, worker.log.path
+    if group.alone and worker.holds_directory:
+        log = str(worker.run.error_file)
+    failure = Failure(group.rank.index, group.rank.host, _cause(error), log)
     if group.watch:
-        # What came over from another rank is for that one to tell.
-        infected = isinstance(error, UnusableNumberError) and life.session is not None and life.session.learner.sound()
-        failure = group.watch.report(cause, where, echo=infected or isinstance(error, PeerLostError))
-    life.write_down(failure, traceback.format_exc())
+        # A value that became NaN on another rank is reported there.
+        infected = isinstance(error, UnusableNumberError) and session is not None and session.learner.sound()
+        failure = group.watch.report(failure, echo=infected or isinstance(error, PeerLostError))
+    worker.record(failure, traceback.format_exc())
     return failure
+
+
+def _cause(error: Exception) -> str:
+    """Describe an error in one line; one of our own says all, another's is followed by the place that raised it."""
+    if isinstance(error, (UnusableNumberError, PeerLostError)):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno} in {place.name})"
+
+
+def _early_result(config: TrainConfig, launch: LaunchRecord, status: str, cause: str) -> dict[str, Any]:
+    """Return result.json's content for a run that failed before its first iteration."""
+    told = {"status": status, "cause": cause, "task": config.task, "learner": config.learner, "restarts": 0}
+    return told | launch.fields() | {"versions": versions()}
 
 
 class Session:
     """A run from its start or resume to its end, as one rank sees it."""
 
-    def __init__(self, config: TrainConfig, group: Group, total_envs: int, restarts: int = 0):
-        self._began = time.monotonic()
+    def __init__(
+        self,
+        config: TrainConfig,
+        group: Group,
+        total_envs: int,
+        envs: range,
+        launch: LaunchRecord,
+        restarts: int,
+        began: float,
+        consoles: list[Console],
+    ):
+        self._began = began
         self.config, self.group, self.rank = config, group, group.rank
-        if total_envs < self.rank.world_size:
-            raise UserError(f"{total_envs} worlds are too few for {self.rank.world_size} ranks: each needs one")
-        self.total_envs, self._restarts = total_envs, restarts
-        self.worlds = shares(total_envs, self.rank.world_size)[self.rank.index]
-        self.env, self.learner = build(config, group, self.worlds)
+        self.total_envs, self._launch, self._restarts = total_envs, launch, restarts
+        self.worlds = envs
+        with _compiling(config, self.rank.device, consoles):
+            self.env, self.learner = build(config, group, envs)
         self.steps_per_iteration = total_envs * config.settings.horizon
         self.episodes = EpisodeMeans()
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
@@ -220,56 +268,23 @@ class Session:
         self._session_seconds = 0.0
         self._board: TensorBoard | None = None
 
-    def meet(self) -> list[dict[str, str]]:
-        """Where each rank is and what it has, by rank; they must agree in all that the run depends on."""
-        device = self.rank.device
-        member = {
-            "host": self.rank.host,
-            "device": _describe(device),
-            "uuid": gpu_uuid(device) if device.type == "cuda" else "",
-            "cores": str(self.rank.cores),
-            "worlds": str(len(self.worlds)),
-        }
-        members, prints = zip(*self.group.everyone((member, fingerprint(self.config))), strict=True)
-        unlike = differences(prints)
-        if unlike:
-            index, name, theirs, ours = unlike[0]
-            more = f" ({len(unlike) - 1} more differences)" if len(unlike) > 1 else ""
-            raise UserError(
-                f"rank {index} on {members[index]['host']} has {name} {theirs}, the main rank on {members[0]['host']} "
-                f"has {ours}: all ranks need the same{more}"
-            )
-        return list(members)
-
-    def restore(self, saved: dict[str, Any], source: str) -> None:
+    def restore(self, start: Start, source: str) -> None:
+        """Continue from a checkpoint; `source` is its file."""
+        saved = start.saved
+        assert saved is not None
         state = saved["learner"]
         if state["iteration"] >= self.config.max_iterations:
-            raise UserError(
+            raise _SharedRefusalError(
                 f"the run has done {state['iteration']} iterations already: "
                 f"ask for more in all with --max-iterations (now {self.config.max_iterations})"
             )
-        fit(self.learner.load_state, state | {"worlds": cut(state["worlds"], self.worlds)}, source)
+        state = state | {"worlds": cut(state["worlds"], self.worlds)}
+        fit(self.learner.load_state, state, source, start.changed_options)
+        if start.new_learning_rate:
+            self.learner.set_learning_rate(self.config.settings.learning_rate)
         self.episodes.load_state(saved["episodes"])
         self.totals |= saved["totals"]
         self._first_iteration = self.learner.iteration
-
-    def introduce(self, run: RunDir, console: Console, members: list[dict[str, str]]) -> None:
-        config, start = self.config, f", from iteration {self._first_iteration}" if self._first_iteration else ""
-        again = f", restart {self._restarts}" if self._restarts else ""
-        where = (
-            _describe(self.rank.device) if self.group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
-        )
-        lines = [
-            f"[bold]{config.task}[/]: {self.total_envs} worlds on {where}, "
-            f"engine {engine_of(config, self.rank.device)}, {config.learner}, seed {config.seed}",
-            f"{config.max_iterations} iterations of {self.steps_per_iteration:,} env steps{start}{again} "
-            f"-> [bold]{escape(str(run.path))}[/]",
-        ]
-        if not self.group.alone:
-            lines += _introduce_ranks(members)
-            batch = self.steps_per_iteration // config.settings.minibatches
-            lines.append(f"  {batch:,} samples of all ranks in each update, over {self.group.backend}")
-        console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
     def loop(self, run: RunDir, consoles: list[Console], interrupts: Interrupts) -> None:
         """Iterate until done or asked to stop; a failure is left to the caller."""
@@ -350,7 +365,12 @@ class Session:
         best = mean_return > self.totals["best_return"]
         self.totals["best_return"] = max(mean_return, self.totals["best_return"])
         totals = self.totals | {"seconds": self.totals["seconds"] + self._session_seconds}
-        whole = {"learner": state | {"worlds": joined(parts)}, "episodes": self.episodes.state(), "totals": totals}
+        whole = {
+            "learner": state | {"worlds": joined(parts)},
+            "episodes": self.episodes.state(),
+            "totals": totals,
+            "settings": asdict(self.config.settings),
+        }
         checkpoint.save(run.checkpoints, self.learner.iteration, whole, self.config.keep_checkpoints, best)
 
     def steps_per_second(self) -> float:
@@ -358,8 +378,8 @@ class Session:
         done = (self.learner.iteration - self._first_iteration) * self.steps_per_iteration
         return done / self._session_seconds if self._session_seconds else 0.0
 
-    def write_result(self, run: RunDir, status: str, cause: str | None = None) -> dict[str, Any]:
-        result = self.result(status, cause)
+    def write_result(self, run: RunDir, status: str) -> dict[str, Any]:
+        result = self.result(status, None)
         if self.rank.is_main:
             run.write_result(**result)
         return result
@@ -389,7 +409,7 @@ class Session:
             "train_seconds": self.totals["seconds"] + self._session_seconds,
             "wall_seconds": time.monotonic() - self._began,
             "restarts": self._restarts,
-            "launch": launch_id(),
+            **self._launch.fields(),
             "versions": versions(),
         }
 
@@ -424,8 +444,33 @@ class _News:
         }
 
 
-def _introduce_ranks(members: list[dict[str, str]]) -> list[str]:
-    """One line for each stretch of ranks that are alike."""
+def _print_header(
+    console: Console,
+    config: TrainConfig,
+    group: Group,
+    plan: Plan,
+    start: Start,
+    members: list[dict[str, str]],
+    run: RunDir,
+) -> None:
+    device, steps = group.rank.device, start.total_envs * config.settings.horizon
+    where = _describe(device) if group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
+    since = f", from iteration {start.saved['learner']['iteration']}" if start.saved else ""
+    again = f", restart {plan.restarts}" if plan.restarts else ""
+    lines = [
+        f"[bold]{config.task}[/]: {start.total_envs} envs on {where}, engine {engine_of(config, device)}, "
+        f"{config.learner}, seed {config.seed}",
+        f"{config.max_iterations} iterations of {steps:,} env steps{since}{again} -> [bold]{escape(str(run.path))}[/]",
+    ]
+    if not group.alone:
+        lines += _describe_ranks(members)
+        batch = steps // config.settings.minibatches
+        lines.append(f"  {batch:,} samples of all ranks in each update, over {group.backend}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _describe_ranks(members: list[dict[str, str]]) -> list[str]:
+    """Return one line for each sequence of ranks that are alike."""
     lines, first = [], 0
     for index in range(1, len(members) + 1):
         alike = [{**m, "uuid": ""} for m in (members[first], members[index] if index < len(members) else {})]
@@ -438,9 +483,28 @@ def _introduce_ranks(members: list[dict[str, str]]) -> list[str]:
         if len(set(uuids)) < len(uuids):
             shared = ", sharing a GPU: sums go over gloo, slower than nccl"
         each = " each" if index - first > 1 else ""
-        lines.append(f"  {ranks} on {member['host']}: {member['device']}, {member['worlds']} worlds{each}{shared}")
+        lines.append(f"  {ranks} on {member['host']}: {member['device']}, {member['envs']} envs{each}{shared}")
         first = index
     return lines
+
+
+@contextmanager
+def _compiling(config: TrainConfig, device: torch.device, consoles: list[Console]) -> Iterator[None]:
+    """Print what is compiled while the envs and the learner are built, and how long it took. The C engine compiles
+    nothing."""
+    if engine_of(config, device) != "warp":
+        yield
+        return
+    started = time.monotonic()
+    for console in consoles:
+        console.print("Compiling MuJoCo Warp's kernels for this model: up to two minutes, once for each cache.")
+    yield
+    for console in consoles:
+        console.print(
+            f"Envs and networks built in {time.monotonic() - started:.0f} s. The first iteration compiles the policy "
+            "and the update, the second records their CUDA graphs.",
+            soft_wrap=True,
+        )
 
 
 def _describe(device: torch.device) -> str:

@@ -149,8 +149,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
     try:
         until(
             lambda: (
-                (run / "workers" / "rank_1.log").exists()
-                and "iteration" in (run / "workers" / "rank_1.log").read_text()
+                (run / "workers" / "rank_1.log").exists() and "steps/s" in (run / "workers" / "rank_1.log").read_text()
             )
         )
         # A terminal and many a scheduler ask every process, and the launcher passes it on: ranks are asked twice.

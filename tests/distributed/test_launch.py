@@ -35,8 +35,8 @@ def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subproces
 def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
     done = paceline(tmp_path, "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run")
     assert done.returncode == 0, done.stderr
-    assert "12 worlds on 2 ranks" in done.stdout
-    assert re.search(r"ranks 0 to 1 on \S+: the CPU, 6 worlds each", done.stdout)
+    assert "12 envs on 2 ranks" in done.stdout
+    assert re.search(r"ranks 0 to 1 on \S+: the CPU, 6 envs each", done.stdout)
     assert "24 samples of all ranks in each update, over gloo" in done.stdout
     assert done.stdout.count("completed after 3 iterations") == 1
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -107,7 +107,7 @@ def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str
         (["--ranks", "2", "--run-dir", "full"], "full is not empty"),
         (["--ranks", "2", "--resume", "nothing"], "no run at nothing"),
         (["--ranks", "2", "--ppo.clip", "-1"], "--ppo.clip -1 must be above 0"),
-        (["--ranks", "3", "--total-envs", "2"], "2 worlds are too few for 3 ranks"),
+        (["--ranks", "3", "--total-envs", "2"], "2 envs are too few for 3 ranks"),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], said: str, tmp_path: Path):

@@ -61,7 +61,7 @@ def test_two_ranks_on_this_host_need_no_ssh(tmp_path: Path):
 def test_the_main_rank_speaks_to_the_terminal_and_nothing_lies_beside_the_run(tmp_path: Path):
     done = on_this_host(tmp_path, "--max-iterations", "3")
     assert done.returncode == 0, done.stderr
-    assert "12 worlds on 2 ranks" in done.stdout
+    assert "12 envs on 2 ranks" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -69,7 +69,7 @@ def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
     done = on_this_host(tmp_path, "--total-envs", "1")
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("paceline:")]
-    assert lines == ["paceline: 1 worlds are too few for 2 ranks: each needs one"]
+    assert lines == ["paceline: 1 envs are too few for 2 ranks: each needs one"]
     assert "Traceback" not in done.stderr
 
 

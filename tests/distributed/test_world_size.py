@@ -65,7 +65,7 @@ def test_asking_for_another_number_of_worlds_is_refused_with_the_remedy(tmp_path
 
 def test_ranks_without_a_world_are_refused(tmp_path: Path):
     for refusal in on_ranks(2, refused, tmp_path / "run"):
-        assert refusal == "1 worlds are too few for 2 ranks: each needs one"
+        assert refusal == "1 envs are too few for 2 ranks: each needs one"
     assert not (tmp_path / "run").exists()
 
 

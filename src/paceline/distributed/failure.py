@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
+from paceline.distributed.launch_record import machine_id
 from paceline.distributed.rank import Rank
 
 EXIT_CODE = 1
+REFUSAL_EXIT_CODE = 2
 # Between two looks at the store.
 _INTERVAL_SECONDS = 0.5
 # A broken connection is most often the echo of another rank's failure: so long its own words are waited for.
@@ -39,17 +40,16 @@ class Failure:
     cause: str
     log: str = ""
     """The file with more, or nothing."""
+    refused: bool = False
+    """Whether the rank refused its input, as a `UserError`; a restart would not help."""
+
+    @property
+    def exit_code(self) -> int:
+        return REFUSAL_EXIT_CODE if self.refused else EXIT_CODE
 
     def __str__(self) -> str:
         more = f", more in {self.log}" if self.log else ""
         return f"{self.cause}; rank {self.rank} on {self.host}{more}"
-
-
-def _machine() -> str:
-    """Where a process has the same number: this start of this machine, and the container in it."""
-    if sys.platform != "linux":
-        return "unknown"
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
 
 
 class Watch:
@@ -64,7 +64,7 @@ class Watch:
         self._lock = threading.Lock()
         self._reached = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._store.set(self._key("place"), f"{rank.host} {os.getpid()} {_machine()}")
+        self._store.set(self._key("place"), f"{rank.host} {os.getpid()} {machine_id()}")
 
     def start(self, on_failure: Callable[[Failure], None]) -> None:
         """From now on a failure elsewhere calls `on_failure`, in a thread of its own, and then ends the process."""
@@ -85,10 +85,13 @@ class Watch:
             self._thread.join(2.0 * _INTERVAL_SECONDS)
         self._closed.set()
 
-    def report(self, cause: str, log: str, echo: bool = False) -> Failure:
-        """Tell all ranks of this one's failure; returns the failure that is known to all, which is the first one's. An
-        `echo` is told only if no rank has more to say."""
-        own = Failure(self._rank.index, self._rank.host, cause, log)
+    def report(self, own: Failure, echo: bool = False) -> Failure:
+        """Report this rank's failure to all ranks and return the first reported failure. With `echo`, report only if no
+        other rank reports within a few seconds.
+
+        Return after the main rank has printed the failure, or after the others have read it from the main rank's
+        store. A launcher that sees this rank end may end the others at once.
+        """
         deadline = time.monotonic() + _ECHO_SECONDS
         self._stopped.set()
         while echo and time.monotonic() < deadline:
@@ -99,9 +102,9 @@ class Watch:
             self._quietly(lambda: self._store.compare_set("failure", "", json.dumps(asdict(own))))
         known = self._known() or own
         if self._rank.is_main:
-            # The store lives in this process: it must not end before the others have read from it.
-            while time.monotonic() < deadline and self._readers() < self._rank.world_size - 1:
-                time.sleep(0.05)
+            self._confirm_printed()
+        while time.monotonic() < deadline and not self._is_received():
+            time.sleep(0.05)
         return known
 
     def _run(self) -> None:
@@ -167,8 +170,9 @@ class Watch:
             sys.stdout.flush()
             sys.stderr.flush()
             if self._rank.is_main:
+                self._confirm_printed()
                 time.sleep(2.0 * _INTERVAL_SECONDS)
-            os._exit(EXIT_CODE)
+            os._exit(failure.exit_code)
 
     def _known(self) -> Failure | None:
         with self._reaching():
@@ -180,19 +184,26 @@ class Watch:
                 raise
         return Failure(**json.loads(text)) if text else None
 
-    def _readers(self) -> int:
+    def _confirm_printed(self) -> None:
+        with self._reaching():
+            self._quietly(lambda: self._store.set("printed", "yes"))
+
+    def _is_received(self) -> bool:
+        """Return whether the ranks that must know of a failure before this process ends know of it."""
         with self._reaching():
             try:
-                return self._store.add("readers", 0)
+                if self._rank.is_main:
+                    return self._store.add("readers", 0) >= self._rank.world_size - 1
+                return self._store.check(["printed"])
             except (RuntimeError, ValueError):
-                return self._rank.world_size
+                return True
 
     def _place(self, index: int) -> tuple[str, int]:
         """A rank's host, and its process if that is one of this machine's; hosts may have the same name."""
         if index not in self._places:
             with self._reaching():
                 host, pid, machine = self._store.get(f"place/{index}").decode().split()
-            here = (host, machine) == (self._rank.host, _machine())
+            here = (host, machine) == (self._rank.host, machine_id())
             self._places[index] = host, int(pid) if here else 0
         return self._places[index]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from torch.distributed.rendezvous import rendezvous
 
-from paceline.distributed.failure import PeerLostError, Watch
+from paceline.distributed.failure import Failure, PeerLostError, Watch
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, under_launcher
 
@@ -29,9 +29,13 @@ MEETING = timedelta(minutes=5)
 
 
 class Group:
-    """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`."""
+    """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`.
 
-    def __init__(self, rank: Rank, timeout_seconds: float = 60.0):
+    With `on_failure` the watch is started as soon as the ranks have a common store: when another rank fails, it calls
+    `on_failure` in its own thread and ends the process.
+    """
+
+    def __init__(self, rank: Rank, timeout_seconds: float = 60.0, on_failure: Callable[[Failure], None] | None = None):
         self.rank, self.size = rank, rank.world_size
         self.alone = self.size == 1 and not under_launcher()
         self.watch: Watch | None = None
@@ -42,10 +46,10 @@ class Group:
             return
         _choose_interface()
         try:
-            store, _, _ = next(rendezvous("env://", timeout=MEETING))
-            attempt = _attempt()
-            self.watch = Watch(PrefixStore(attempt, cast("Any", store).clone()), rank, timeout_seconds)
-            store = PrefixStore(attempt, store)
+            store = _store(MEETING)
+            self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds)
+            if on_failure:
+                self.watch.start(on_failure)
             shared = self._shares_a_gpu(store)
             self._capturable = not shared
             backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and not shared else "gloo"
@@ -147,11 +151,23 @@ class Group:
         return len(gpus) < self.size
 
 
-def _attempt() -> str:
-    """Keeps what is in the store apart from what earlier attempts left in it: with a fixed main node (--master_addr) it
-    is the launcher's own, and outlives them."""
+def report_refusal(rank: Rank, cause: str, seconds: float) -> Failure:
+    """Report to the other ranks that this one refuses its input before it has a `Group`, and return the first reported
+    failure. Raise `PeerLostError` if the ranks do not meet within `seconds`."""
+    try:
+        watch = Watch(_store(timedelta(seconds=seconds)), rank, seconds)
+    except (RuntimeError, ValueError) as error:
+        raise PeerLostError(_first_line(error)) from error
+    return watch.report(Failure(rank.index, rank.host, cause, refused=True))
+
+
+def _store(timeout: timedelta) -> Store:
+    """Return the ranks' common key-value store when all of them are connected to it."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    # With a fixed main node (--master_addr) the store belongs to the launcher and outlives a restart. The prefix
+    # separates the keys of this attempt from those of earlier ones.
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}" if kept else "attempt"
+    return PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}" if kept else "attempt", store)
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:

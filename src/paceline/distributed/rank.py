@@ -66,20 +66,14 @@ def adopt_jax_launcher() -> None:
     os.environ.update({name: os.environ[theirs] for name, theirs in _JAX_LAUNCHER.items()})
 
 
-def launch_id() -> str | None:
-    """What an elastic launcher calls the run; it stays the same when ranks are started anew."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID")
-    if name != "none" or sys.platform != "linux":
-        return name
-    # With --master_addr nobody names it, and all launches would be one: it is the launcher's process, and since when.
-    launcher = os.getppid()
-    started = Path(f"/proc/{launcher}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    return f"{socket.gethostname()} {launcher} {started}"
+def under_elastic_agent() -> bool:
+    """Return whether torch's elastic launcher started this process. It restarts workers that end with an error."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def die_with_launcher() -> None:
     """A worker whose launcher is killed must not train on by itself."""
-    if launch_id() is None or sys.platform != "linux":
+    if not under_elastic_agent() or sys.platform != "linux":
         return
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -40,12 +40,12 @@ def none(rank: Rank) -> WorkerLog:
     return WorkerLog("", None, rank.is_main)
 
 
-def begin(rank: Rank, alone: bool, asked: str | None, run: Path) -> WorkerLog:
-    """Open this rank's file in the directory of the environment, of `asked` or of the run. What ranks other than the
-    main one print, also from inside libraries, goes there and nowhere else."""
+def begin(rank: Rank, alone: bool, asked: str | None, default: Path) -> WorkerLog:
+    """Open this rank's file in the directory of the environment variable, of `asked` or in `default`. What ranks other
+    than the main one print, also from inside libraries, goes there and nowhere else."""
     directory = next((os.environ[name] for name in VARIABLES if name in os.environ), asked)
     if directory is None:
-        directory = str(run / "workers")
+        directory = str(default)
     if alone or not directory:
         return none(rank)
     path = Path(directory) / f"rank_{rank.index}.log"

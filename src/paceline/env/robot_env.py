@@ -10,6 +10,7 @@ from paceline.env import draw
 from paceline.env.graph import fuse
 from paceline.env.randomization import Randomizer, fields
 from paceline.env.task import (
+    AnyTask,
     HasConstants,
     HasSenses,
     Measures,
@@ -67,8 +68,7 @@ class RobotEnv:
         self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
         self.device, self.first_world = torch.device(device), first_world
         self.capturable = self.device.type == "cuda"
-        at_least_one("--env.decimation", task.decimation)
-        above_zero("--env.episode-seconds", task.episode_seconds)
+        check_timing(task)
         # Asked once: to ask of a protocol takes as long as a small tensor operation.
         self._recalls = task if isinstance(task, TaskWithMemory) else None
         self._measures = task if isinstance(task, Measures) else None
@@ -266,6 +266,12 @@ class RobotEnv:
         if self._recent:
             obs["policy"] = self._recent.add(obs["policy"], self._episode_step == 0)
         return obs
+
+
+def check_timing(task: AnyTask) -> None:
+    """Refuse options that no task can have."""
+    at_least_one("--env.decimation", task.decimation)
+    above_zero("--env.episode-seconds", task.episode_seconds)
 
 
 class _Recent:

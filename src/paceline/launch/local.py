@@ -15,13 +15,20 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from paceline.distributed.failure import REFUSAL_EXIT_CODE
+
 
 class RankFailedError(Exception):
-    """A rank ended otherwise than by finishing, and no restart was left; the message says which, and how."""
+    """A rank failed and no restart was left; the message says which rank and how it ended."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
         self.exit_code = exit_code
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the rank ended by a signal, so that it could print nothing."""
+        return self.exit_code < 0
 
 
 # Without it, torch's c10d rendezvous has a killed worker use up several restarts, and a lost node does not come back.
@@ -29,30 +36,40 @@ QUIRKS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def launch(words: list[str], ranks: int, max_restarts: int) -> None:
-    """Run `paceline WORDS` in so many processes, which find each other by what the launcher tells them. When one fails
-    all are started anew, up to `max_restarts` times."""
+    """Run `paceline WORDS` in as many processes as there are ranks. When one fails, end all and start all again, up to
+    `max_restarts` times, unless a rank refused its input: then a restart would not help."""
     os.environ.update(QUIRKS)
-    # What it has to say of a failure, the ranks have said in fewer words.
+    # The ranks print what is known of a failure, in fewer words.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    run_id = uuid.uuid4().hex
+    for restart in range(max_restarts + 1):
+        try:
+            _launch_once(words, ranks, run_id)
+            return
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
+            if failure.exitcode == REFUSAL_EXIT_CODE or restart == max_restarts:
+                message = f"rank {rank} {how}, and no restart was left (--max-restarts {max_restarts})"
+                raise RankFailedError(message, failure.exitcode) from None
+            print(f"paceline: rank {rank} {how}: restart {restart + 1} of {max_restarts}", file=sys.stderr, flush=True)
+
+
+def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex,
+            run_id=run_id,
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
-            max_restarts=max_restarts,
+            max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
             elastic_launch(config, sys.executable)("-m", "paceline", *words)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
-            message = f"rank {rank} {how}, and no restart was left (--max-restarts {max_restarts})"
-            raise RankFailedError(message, failure.exitcode) from None
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:

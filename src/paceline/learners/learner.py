@@ -25,6 +25,10 @@ class Learner(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None: ...
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Replace the current learning rate, which may have been adapted since the start."""
+        ...
+
     def load_policy(self, state: dict[str, Any]) -> None:
         """Of that, only what acts: enough to play and to export, in any number of worlds."""
         ...

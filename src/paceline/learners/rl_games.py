@@ -22,7 +22,13 @@ from paceline.distributed.group import Group
 from paceline.distributed.statistics import sums
 from paceline.env.vec_env import VecEnv
 from paceline.learners.clock import Clock
-from paceline.learners.stepper import Stepper, load_optimizer_state, optimizer_state, same_on_all_ranks
+from paceline.learners.stepper import (
+    Stepper,
+    load_optimizer_state,
+    optimizer_state,
+    same_on_all_ranks,
+    set_learning_rate,
+)
 from paceline.settings.rl_games import RlGamesConfig
 
 
@@ -88,6 +94,11 @@ class RlGames:
             load_optimizer_state(optimizer, state["optimizers"][name])
         self._agent.go_on_from(self.iteration)
         self._stepper.load_state(state["worlds"])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for optimizer in self._optimizers.values():
+            set_learning_rate(optimizer, learning_rate)
+        self._agent.go_on_from(self.iteration)
 
     def load_policy(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]

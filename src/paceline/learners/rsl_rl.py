@@ -99,6 +99,9 @@ class RslRl:
         self.algorithm.adam.load_state(state["adam"])
         self._stepper.load_state(state["worlds"])
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.algorithm.adam.learning_rate.fill_(learning_rate)
+
     def load_policy(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
         self.algorithm.actor.load_state_dict(state["networks"]["actor"])

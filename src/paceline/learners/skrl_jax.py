@@ -104,6 +104,9 @@ class SkrlJax:
         agent.policy_learning_rate = agent.value_learning_rate = state["optimizer"]["learning_rate"]
         self._stepper.load_state(state["worlds"])
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._agent.policy_learning_rate = self._agent.value_learning_rate = learning_rate
+
     def load_policy(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
         _set_parameters(self._agent.policy, state["networks"]["policy"])

@@ -15,7 +15,13 @@ from paceline.env.vec_env import Step, VecEnv
 from paceline.learners.clock import Clock
 from paceline.learners.policies import mlp
 from paceline.learners.skrl_import import check_minibatches, without_launcher
-from paceline.learners.stepper import Stepper, load_optimizer_state, optimizer_state, same_on_all_ranks
+from paceline.learners.stepper import (
+    Stepper,
+    load_optimizer_state,
+    optimizer_state,
+    same_on_all_ranks,
+    set_learning_rate,
+)
 from paceline.settings.skrl import SkrlConfig
 
 with without_launcher():
@@ -84,6 +90,9 @@ class SkrlTorch:
         self._networks.load_state_dict(state["networks"])
         load_optimizer_state(self._agent.optimizer, state["optimizer"])
         self._stepper.load_state(state["worlds"])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_learning_rate(self._agent.optimizer, learning_rate)
 
     def load_policy(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]

@@ -125,11 +125,20 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     whole = optimizer.state_dict()
     for group, rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
-        # A tensor where the optimiser itself is part of a graph.
-        group["lr"] = torch.as_tensor(rate).to(group["lr"]) if isinstance(group["lr"], Tensor) else rate
+        group["lr"] = _like(group["lr"], rate)
     # Copies, because the optimiser keeps what it is given and works in place.
     whole["state"] = {
         int(index): {name: tensor.clone() for name, tensor in moments.items()}
         for index, moments in state.get("parameters", {}).items()
     }
     optimizer.load_state_dict(whole)
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = _like(group["lr"], learning_rate)
+
+
+def _like(present: float | Tensor, learning_rate: float) -> float | Tensor:
+    """Return a learning rate as a tensor where the optimizer has one, because it is part of a graph."""
+    return torch.as_tensor(learning_rate).to(present) if isinstance(present, Tensor) else learning_rate

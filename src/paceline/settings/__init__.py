@@ -17,6 +17,14 @@ class Settings(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
     """On the command line they are --FLAGS.NAME."""
+    fixed: ClassVar[tuple[str, ...]]
+    """Names of the settings that cannot change when a run is resumed, because the checkpoint's networks, normalizers or
+    action noise depend on them. All others take effect at once."""
+
+    @property
+    def learning_rate(self) -> float:
+        """At the start. If it is changed when a run is resumed, it replaces the checkpoint's."""
+        ...
 
     @property
     def horizon(self) -> int:

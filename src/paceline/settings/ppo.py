@@ -15,6 +15,7 @@ class PpoConfig:
     """The native PPO's settings."""
 
     flags: ClassVar[str] = "ppo"
+    fixed: ClassVar[tuple[str, ...]] = ("hidden", "activation", "initial_std", "normalize_observations")
 
     horizon: int = 24
     """Steps per world and iteration."""

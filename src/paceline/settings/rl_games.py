@@ -12,6 +12,7 @@ class RlGamesConfig:
     """RL-Games' continuous A2C with PPO's objective; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "rl-games"
+    fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
 
     horizon_length: int = 24
     """Steps per world and iteration."""

@@ -11,6 +11,7 @@ class RslRlConfig:
     """RSL-RL's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "rsl-rl"
+    fixed: ClassVar[tuple[str, ...]] = ("hidden_dims", "activation", "obs_normalization", "init_std", "std_type")
 
     num_steps_per_env: int = 24
     """Steps per world and iteration."""

@@ -11,6 +11,13 @@ class SkrlConfig:
     """skrl's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "skrl"
+    fixed: ClassVar[tuple[str, ...]] = (
+        "layers",
+        "activations",
+        "initial_log_std",
+        "observation_normalization",
+        "value_normalization",
+    )
 
     rollouts: int = 24
     """Steps per world and iteration."""

@@ -381,6 +381,9 @@ class Ppo:
         for group, obs in self._obs.items():
             obs.copy_(seen[group])
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._adam.learning_rate.fill_(learning_rate)
+
     def load_policy(self, state: dict[str, Any]) -> None:
         """Networks and normalisers alone: enough to play and to export."""
         self.iteration = state["iteration"]

@@ -1,0 +1,74 @@
+"""Identify the launch that a worker belongs to.
+
+A restarted worker continues the run that its own launch began, and only that run. The name that the user gives a launch
+(`--rdzv_id`) does not identify it, because names are reused. The elastic agents do: the processes that start workers.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """The launch of one worker or, merged, of all workers. result.json stores it."""
+
+    name: str | None = None
+    """Name that the elastic launcher was given (`--rdzv_id`). For information only."""
+    agents: tuple[str, ...] = ()
+    """Elastic agents, each as host, machine, process ID and start time of the process."""
+    job: str | None = None
+    """Job ID that the scheduler keeps when it requeues the job."""
+    requeues: int = 0
+    """Number of times the scheduler has requeued the job."""
+
+    def began(self, result: dict[str, Any]) -> bool:
+        """Return whether one of these agents has already trained the run whose result.json is `result`."""
+        agents = result.get("agents")
+        return isinstance(agents, list) and not set(self.agents).isdisjoint(map(str, agents))
+
+    def was_requeued_from(self, result: dict[str, Any]) -> bool:
+        """Return whether this job, before the scheduler requeued it, trained the run whose result.json is `result`."""
+        before = result.get("requeues")
+        return self.job is not None and result.get("job") == self.job and before in range(self.requeues)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the entries of result.json."""
+        return {"launch": self.name, "agents": list(self.agents), "job": self.job, "requeues": self.requeues}
+
+
+def this_launch() -> LaunchRecord:
+    """Return the record of this process, from the environment variables of torch's elastic launcher and of Slurm."""
+    name, job = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("SLURM_JOB_ID")
+    agents = () if name is None else (_parent_process(),)
+    if job is None:
+        return LaunchRecord(name, agents)
+    requeues = os.environ.get("SLURM_RESTART_COUNT", "0")
+    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
+    return LaunchRecord(name, agents, f"slurm {cluster} {job}", int(requeues) if requeues.isdecimal() else 0)
+
+
+def merged(records: Iterable[LaunchRecord]) -> LaunchRecord:
+    """Return the record of all workers from those of each, the main rank's first."""
+    first, *others = records
+    agents = {agent for record in (first, *others) for agent in record.agents}
+    return LaunchRecord(first.name, tuple(sorted(agents)), first.job, first.requeues)
+
+
+def machine_id() -> str:
+    """Identify the boot of this machine and the process namespace; a process ID is unique within it."""
+    if sys.platform != "linux":
+        return "unknown"
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+
+
+def _parent_process() -> str:
+    pid, started = os.getppid(), ""
+    if sys.platform == "linux":
+        # Process IDs are reused; the start time in clock ticks since boot is field 22 of the file.
+        started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return f"{socket.gethostname()} {machine_id()} {pid} {started}"
