@@ -193,7 +193,7 @@ def _train(words: list[str], console: Console) -> int:
     from paceline import checkpoint
     from paceline.distributed.rank import under_elastic_agent, under_launcher
     from paceline.run_dir import RunDir
-    from paceline.train import TrainingFailedError, train
+    from paceline.train import RunCompletedError, TrainingFailedError, train
 
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("A GPU is here, but not MuJoCo Warp (pip install mujoco-warp): training on the CPU.")
@@ -221,13 +221,15 @@ def _train(words: list[str], console: Console) -> int:
         console.print(escape(note))
     try:
         result = train(config, run, console, resume_from)
+    except RunCompletedError as done:
+        if main:
+            console.print(escape(str(done)))
+        return 0
     except TrainingFailedError as error:
         # Of a failure elsewhere the main rank has told already.
         if main:
             print(f"paceline: training failed: {error}", file=sys.stderr)
         return 1
-    if result is None:
-        return 0
     if main:
         _summarise(result, console)
     # An elastic agent restarts workers that do not end with 0; whether the run was interrupted it knows itself.

@@ -51,6 +51,10 @@ class TrainingFailedError(Exception):
     """Training ended before its time; the message names the cause, the host, the rank and where there is more."""
 
 
+class RunCompletedError(Exception):
+    """The run had completed before, so there is nothing to train."""
+
+
 class UnusableNumberError(Exception):
     """A loss or a gradient is not finite; the message says what to try."""
 
@@ -76,6 +80,8 @@ class _Worker:
         if self.holds_directory and self.rank.is_main:
             # The disk may be what failed; the error must be printed nevertheless.
             with suppress(OSError, UserError):
+                # A new run without files has removed its directory.
+                self.run.path.mkdir(parents=True, exist_ok=True)
                 self.run.error_file.write_text(details)
                 if self.result:
                     self.run.write_result(**self.result("failed", str(failure)))
@@ -87,10 +93,9 @@ class _Worker:
             print(f"paceline: {'' if failure.refused else 'training failed: '}{failure}", file=sys.stderr, flush=True)
 
 
-def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any] | None:
+def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any]:
     """Train until `max_iterations`, Ctrl-C or a failure. Return the content of result.json and, as `run`, the directory
-    it is in; None if the run had completed before. Under a launcher this is one rank of several, and the main rank's
-    `run` and `resume_from` count.
+    it is in. Under a launcher this is one rank of several, and the main rank's `run` and `resume_from` count.
     """
     check(config)
     rank = this_rank(config.gpu_ids)
@@ -103,29 +108,29 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
     try:
         return _run(worker, group, config, console, resume_from)
+    except RunCompletedError:
+        raise
     except _SharedRefusalError as error:
         error.reported = True
         raise
     except UserError as error:
         if group.watch is None:
             raise
-        raise _refuse_on_all_ranks(error, worker, group.watch) from error
+        raise _error_of(_refuse_on_all_ranks(error, worker, group.watch)) from error
     except Exception as error:
-        raise TrainingFailedError(str(_fail_on_all_ranks(error, worker, group))) from error
+        raise _error_of(_fail_on_all_ranks(error, worker, group)) from error
     finally:
         group.close()
 
 
 def _run(
     worker: _Worker, group: Group, config: TrainConfig, console: Console, resume_from: Path | None
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     rank, began = group.rank, time.monotonic()
     launch = merged(group.everyone(this_launch()))
     plan = _agree(group, lambda: make_plan(config, worker.run, resume_from, launch))
     if plan.completed:
-        for place in [console] if rank.is_main else ():
-            place.print(f"{escape(str(plan.run.path))} has completed before: nothing to do.", soft_wrap=True)
-        return None
+        raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.")
     start = _agree(group, lambda: load_start(plan, config, group.size))
     envs = _own_envs(config, start.total_envs, rank)
     members = _check_ranks_agree(config, group, len(envs))
@@ -141,10 +146,11 @@ def _run(
         session = Session(config, group, start.total_envs, envs, launch, plan.restarts, began, consoles)
         if start.saved is not None:
             session.restore(start, str(plan.checkpoint))
-            if rank.is_main:
-                checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
+        # Wait for all ranks: a run exists only if each of them could be built.
+        group.everyone(None)
         worker.result, worker.session = session.result, session
         if rank.is_main:
+            checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
             run.write_config(config)
         session.write_result(run, "running")
         with Interrupts(0.0 if group.alone else SAME_REQUEST_SECONDS) as interrupts:
@@ -200,12 +206,19 @@ def _check_ranks_agree(config: TrainConfig, group: Group, num_envs: int) -> list
     return list(members)
 
 
-def _refuse_on_all_ranks(error: UserError, worker: _Worker, watch: Watch) -> UserError:
-    """End all ranks because this one refuses its input, and return the error to raise."""
+def _refuse_on_all_ranks(error: UserError, worker: _Worker, watch: Watch) -> Failure:
+    """End all ranks because this one refuses its input. Return the failure that was reported first."""
     ignore()  # a launcher that sees another rank end asks this one to
     rank = worker.rank
     failure = watch.report(Failure(rank.index, rank.host, str(error), refused=True))
     worker.record(failure, f"{failure}\n")
+    return failure
+
+
+def _error_of(failure: Failure) -> Exception:
+    """Return the exception for a failure that all ranks know of."""
+    if not failure.refused:
+        return TrainingFailedError(str(failure))
     refusal = UserError(str(failure))
     refusal.reported = True
     return refusal

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-TASK = '''"""Cartpole that goes wrong once: FAULT=KIND:RANK:STEP:FILE, where FILE is made when it has happened."""
+TASK = '''"""Cartpole that fails once: FAULT=KIND:RANK:STEP:FILE, where FILE is made when it has happened.
+Or while it is built: BUILD=KIND:RANK."""
 
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.errors import UserError
 from paceline.settings.ppo import PpoConfig
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
@@ -24,13 +26,23 @@ steps = 0
 
 @dataclass(frozen=True)
 class Faulty(Cartpole):
+    def model(self):
+        kind, rank = os.environ.get("BUILD", ":").split(":")
+        if rank == os.environ.get("RANK", "0"):
+            if kind == "refuse":
+                raise UserError("no robot file here")
+            if kind == "raise":
+                raise ArithmeticError("the axle broke")
+            print("the model is built", flush=True)
+        return super().model()
+
     def reward(self, worlds, terminated):
         terms = super().reward(worlds, terminated)
         global steps
         steps += 1
         if "FAULT" in os.environ:
             kind, rank, step, file = os.environ["FAULT"].split(":")
-            if int(rank) == int(os.environ["RANK"]) and int(step) == steps and not Path(file).exists():
+            if int(rank) == int(os.environ.get("RANK", "0")) and int(step) == steps and not Path(file).exists():
                 Path(file).write_text(str(time.time()))
                 if kind == "nan":
                     terms["alive"] = terms["alive"] * torch.nan
@@ -75,6 +87,12 @@ def start(cwd: Path, site: Path, *words: str, **variables: str) -> subprocess.Po
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
+
+
+def children(pid: int) -> list[int]:
+    """Return the process IDs of a process's children."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
 
 
 def left_behind(mark: str) -> list[str]:

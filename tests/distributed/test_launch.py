@@ -156,3 +156,17 @@ def test_versions_that_differ_between_ranks_are_named(site: Path, tmp_path: Path
     ends = of_two_ranks(tmp_path, (site, other), ([], []))
     assert [code for code, _ in ends] == [2, 2]
     assert re.search(r"has version of mujoco 3.9, the main rank on \S+ has 4", ends[0][1])
+
+
+def test_what_one_rank_refuses_before_the_ranks_meet_is_printed_by_the_main_rank(site: Path, tmp_path: Path):
+    ends = of_two_ranks(tmp_path, (site, site), ([], ["--num-envs", "0"]))
+    assert [code for code, _ in ends] == [2, 2]
+    assert re.fullmatch(r"paceline: --num-envs 0 must be at least 1; rank 1 on \S+\n", ends[0][1])
+    assert ends[1][1] == ""
+
+
+def test_what_all_ranks_refuse_before_they_meet_is_printed_once(site: Path, tmp_path: Path):
+    ends = of_two_ranks(tmp_path, (site, site), (["--num-envs", "0"], ["--num-envs", "0"]))
+    assert [code for code, _ in ends] == [2, 2]
+    assert ends[0][1] == "paceline: --num-envs 0 must be at least 1\n"
+    assert ends[1][1] == ""

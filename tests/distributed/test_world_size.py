@@ -59,7 +59,7 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
 
 def test_asking_for_another_number_of_worlds_is_refused_with_the_remedy(tmp_path: Path):
     go_on(tmp_path / "run", 2)
-    with pytest.raises(UserError, match="has 10 worlds, this run 12: use --num-envs 10"):
+    with pytest.raises(UserError, match="has 10 envs, this run 12: use --num-envs 10"):
         go_on(tmp_path / "run", 4, total_envs=12)
 
 

@@ -61,6 +61,8 @@ class Watch:
         self._places: dict[int, tuple[str, int]] = {}
         self._stopped = threading.Event()
         self._closed = threading.Event()
+        # Held by the thread that ends the process: another thread may learn of the same failure at the same time.
+        self._ending = threading.Lock()
         self._lock = threading.Lock()
         self._reached = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -93,6 +95,8 @@ class Watch:
         store. A launcher that sees this rank end may end the others at once.
         """
         deadline = time.monotonic() + _ECHO_SECONDS
+        # If the watch is ending the process, it does so while this waits.
+        self._ending.acquire()
         self._stopped.set()
         while echo and time.monotonic() < deadline:
             if known := self._known():
@@ -164,6 +168,8 @@ class Watch:
         self._leave(failure)
 
     def _leave(self, failure: Failure) -> None:
+        if not self._ending.acquire(blocking=False):
+            return
         try:
             self._on_failure(failure)
         finally:

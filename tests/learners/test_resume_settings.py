@@ -1,0 +1,210 @@
+"""Settings that are changed when a run is resumed take effect, or are refused by name: each setting of each learner."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from paceline import checkpoint
+from paceline.config import TrainConfig
+from paceline.errors import UserError
+from paceline.run_dir import RunDir
+from paceline.settings import LEARNERS, Settings
+from paceline.settings.ppo import PpoConfig
+from paceline.settings.rl_games import RlGamesConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
+from paceline.train import train
+
+# Values and gradients are not clipped, so that every weight in the loss can be seen.
+SKRL = SkrlConfig(rollouts=8, learning_epochs=2, mini_batches=2, layers=(8,), value_clip=0.0, grad_norm_clip=100.0)
+SETTINGS: dict[str, Settings] = {
+    "ppo": PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(8,), max_gradient_norm=100.0),
+    "rsl_rl": RslRlConfig(
+        num_steps_per_env=8, num_learning_epochs=2, num_mini_batches=2, hidden_dims=(8,), max_grad_norm=100.0
+    ),
+    "rl_games": RlGamesConfig(
+        horizon_length=8, minibatch_size_per_env=4, mini_epochs=2, units=(8,), normalize_value=False, grad_norm=100.0
+    ),
+    "skrl": SKRL,
+    "skrl_jax": SKRL,
+}
+
+_SKRL_CHANGES: dict[str, Any] = {
+    "rollouts": 4,
+    "learning_epochs": 1,
+    "mini_batches": 4,
+    "learning_rate": 1e-4,
+    "learning_rate_scheduler": "none",
+    "kl_threshold": 1e-6,
+    "discount_factor": 0.5,
+    "gae_lambda": 0.5,
+    "ratio_clip": 1e-4,
+    "value_clip": 1e-3,
+    "entropy_loss_scale": 0.1,
+    "value_loss_scale": 0.5,
+    "grad_norm_clip": 1e-3,
+    "time_limit_bootstrap": False,
+    "rewards_shaper_scale": 0.1,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "ppo": {
+        "horizon": 4,
+        "epochs": 1,
+        "minibatches": 4,
+        "learning_rate": 1e-4,
+        "desired_kl": 1e-6,
+        "discount": 0.5,
+        "gae_lambda": 0.5,
+        "clip": 1e-4,
+        "clip_value": False,
+        "value_weight": 0.5,
+        "entropy_weight": 0.5,
+        "max_gradient_norm": 1e-3,
+    },
+    "rsl_rl": {
+        "num_steps_per_env": 4,
+        "num_learning_epochs": 1,
+        "num_mini_batches": 4,
+        "learning_rate": 1e-4,
+        "schedule": "fixed",
+        "desired_kl": 1e-6,
+        "gamma": 0.5,
+        "lam": 0.5,
+        "clip_param": 1e-4,
+        "use_clipped_value_loss": False,
+        "value_loss_coef": 0.5,
+        "entropy_coef": 0.5,
+        "max_grad_norm": 1e-3,
+        "normalize_advantage_per_mini_batch": True,
+    },
+    "rl_games": {
+        "horizon_length": 4,
+        "minibatch_size_per_env": 2,
+        "mini_epochs": 1,
+        "normalize_advantage": False,
+        "value_bootstrap": False,
+        "learning_rate": 1e-4,
+        "lr_schedule": "none",
+        "schedule_type": "standard",
+        "kl_threshold": 1e-6,
+        "max_epochs": 30,
+        "gamma": 0.5,
+        "tau": 0.5,
+        "e_clip": 1e-4,
+        "clip_value": False,
+        "critic_coef": 0.5,
+        "entropy_coef": 0.5,
+        "bounds_loss_coef": 1.0,
+        "grad_norm": 1e-3,
+        "truncate_grads": False,
+        "reward_scale": 0.1,
+    },
+    "skrl": _SKRL_CHANGES,
+    "skrl_jax": _SKRL_CHANGES,
+}
+# Settings that show only together with others: a value that is clipped, a schedule that is followed.
+WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("ppo", "clip_value"): {"clip": 1e-3},
+    ("rsl_rl", "schedule"): {"desired_kl": 1e-6},
+    ("rsl_rl", "use_clipped_value_loss"): {"clip_param": 1e-3},
+    ("rl_games", "clip_value"): {"e_clip": 1e-3},
+    ("rl_games", "truncate_grads"): {"grad_norm": 1e-3},
+    ("rl_games", "max_epochs"): {"lr_schedule": "linear", "max_epochs": 10},
+    # Actions beyond 1.1 are penalized; a policy that learns very fast has some.
+    ("rl_games", "bounds_loss_coef"): {"lr_schedule": "none", "learning_rate": 0.5},
+}
+# JAX compiles for seconds after every change; skrl on torch has the same settings and is tested with all of them.
+JAX_CHANGES = ("learning_rate", "learning_rate_scheduler", "discount_factor", "ratio_clip")
+
+CASES = [
+    (learner, name)
+    for learner, changes in CHANGES.items()
+    for name in changes
+    if learner != "skrl_jax" or name in JAX_CHANGES
+]
+
+
+def run(path: Path, learner: str, settings: Any, iterations: int, resume: bool, **changes: Any) -> dict[str, Any]:
+    """Train, or resume from the newest checkpoint, and return the learner's state after the last iteration."""
+    config = TrainConfig(
+        "cartpole", {"episode_seconds": 0.4}, learner, settings, num_envs=6, max_iterations=iterations, logger="none"
+    )
+    directory = RunDir(path)
+    resume_from = checkpoint.newest(directory.checkpoints) if resume else None
+    train(dataclasses.replace(config, **changes), directory, Console(quiet=True), resume_from)
+    return checkpoint.load(checkpoint.newest(directory.checkpoints))["learner"]
+
+
+def differ(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return any(differ(one[name], other[name]) for name in one)
+    return not torch.equal(one, other) if isinstance(one, torch.Tensor) else one != other
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_setting_is_decided(learner: str):
+    kind = LEARNERS[learner].settings
+    names = {field.name for field in dataclasses.fields(kind)}
+    assert names == {*CHANGES[learner], *kind.fixed}
+    assert set(kind.fixed).isdisjoint(CHANGES[learner])
+
+
+@pytest.mark.parametrize(("learner", "name"), CASES)
+def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path):
+    settings = dataclasses.replace(SETTINGS[learner], **WITH.get((learner, name), {}))  # pyright: ignore[reportArgumentType]
+    run(tmp_path / "same", learner, settings, 2, resume=False)
+    shutil.copytree(tmp_path / "same", tmp_path / "changed")
+    same = run(tmp_path / "same", learner, settings, 4, resume=True)
+    changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
+    assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
+    stored = RunDir(tmp_path / "changed").config().settings
+    assert stored == changed
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_setting_that_cannot_change_is_refused_by_name(learner: str, tmp_path: Path):
+    settings = SETTINGS[learner]
+    run(tmp_path / "run", learner, settings, 1, resume=False)
+    before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    for name in settings.fixed:
+        value = getattr(settings, name)
+        other = {bool: not value, tuple: (9,), str: {"elu": "tanh", "scalar": "log"}.get(value), float: 0.5}[
+            type(value)
+        ]
+        changed = dataclasses.replace(settings, **{name: other})  # pyright: ignore[reportArgumentType]
+        with pytest.raises(UserError, match=f"--{settings.flags}.{name.replace('_', '-')} .* with --resume"):
+            run(tmp_path / "run", learner, changed, 2, resume=True)
+    assert {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_new_learning_rate_replaces_the_adapted_one(learner: str, tmp_path: Path):
+    """Without adaptation the run continues with it; if the run is resumed again without a change, it stays."""
+    fixed = {"ppo": {"desired_kl": 0.0}, "rsl_rl": {"schedule": "fixed"}, "rl_games": {"lr_schedule": "none"}}
+    constant = fixed.get(learner, {"learning_rate_scheduler": "none"})
+    run(tmp_path / "run", learner, SETTINGS[learner], 2, resume=False)
+    new = dataclasses.replace(SETTINGS[learner], learning_rate=3e-4, **constant)  # pyright: ignore[reportArgumentType]
+    for iterations in (3, 4):
+        assert rate(run(tmp_path / "run", learner, new, iterations, resume=True)) == pytest.approx(3e-4)
+
+
+def rate(state: dict[str, Any]) -> float:
+    """Return the learning rate in a learner's state; the adapters of two libraries have several optimizers."""
+    if "adam" in state:
+        return float(state["adam"]["learning_rate"])
+    found = state["optimizers"]["model"] if "optimizers" in state else state["optimizer"]
+    value = found["learning_rate"]
+    return float(value[0] if isinstance(value, list) else value)
+
+
+def test_a_changed_seed_takes_effect(tmp_path: Path):
+    run(tmp_path / "same", "ppo", SETTINGS["ppo"], 2, resume=False)
+    shutil.copytree(tmp_path / "same", tmp_path / "changed")
+    same = run(tmp_path / "same", "ppo", SETTINGS["ppo"], 3, resume=True)
+    changed = run(tmp_path / "changed", "ppo", SETTINGS["ppo"], 3, resume=True, seed=9)
+    assert differ(same["networks"], changed["networks"])
