@@ -15,6 +15,8 @@ from paceline.config import TrainConfig
 from paceline.errors import UserError
 
 RUNS = Path("runs")
+AUTO = "auto"
+"""Stands for the newest run under `RUNS`, wherever a run can be named."""
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,15 @@ class RunDir:
     def open(cls, run: str, task: str | None = None) -> "RunDir":
         """An existing run: its directory, one of its checkpoint files, or `auto` for the newest (of `task`) under
         runs/."""
-        if run == "auto":
-            return cls._newest(task or "*")
-        path = Path(run)
-        if path.is_file() and path.parent.name == "checkpoints":
-            path = path.parent.parent
-        if not os.path.exists(path):
+        if run == AUTO:
+            return cls._newest(task)
+        if not os.path.exists(run):
             raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
-        if not os.path.isfile(path / "run.yaml"):
-            raise UserError(f"{run} is not a run: it has no run.yaml")
-        return cls(path)
+        places = _runs_of_checkpoint(Path(run)) if os.path.isfile(run) else [Path(run)]
+        for place in places:
+            if os.path.isfile(place / "run.yaml"):
+                return cls(place)
+        raise UserError(f"{run} is not a run: it has no run.yaml")
 
     def of_launch(self, launch: str | None) -> tuple["RunDir", dict[str, Any]] | None:
         """The run that an elastic launch has begun and not completed, here or beside this place; and its result."""
@@ -128,12 +129,13 @@ class RunDir:
             return {}
 
     @classmethod
-    def _newest(cls, task: str) -> "RunDir":
-        files = [f for f in RUNS.glob(f"{_folder(task)}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]
+    def _newest(cls, task: str | None) -> "RunDir":
+        folder = RUNS / _folder(task) if task else RUNS
+        pattern = "*/run.yaml" if task else "*/*/run.yaml"
+        files = folder.glob(pattern) if os.path.isdir(folder) else ()
+        files = [f for f in files if any(f.parent.glob("checkpoints/*.safetensors"))]
         if not files:
-            raise UserError(
-                f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory"
-            )
+            raise UserError(f"auto: no run with a checkpoint under {folder}/; give a run's directory")
         return cls(max(files, key=lambda f: f.stat().st_mtime).parent)
 
     def config(self) -> TrainConfig:
@@ -145,6 +147,13 @@ class RunDir:
 
     def write_result(self, **result: Any) -> None:
         write_atomically(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+
+
+def _runs_of_checkpoint(file: Path) -> list[Path]:
+    """The directories that may be the run of a checkpoint file: as the path says, also from inside checkpoints/, and
+    then where a symbolic link leads."""
+    named = [file, Path(os.path.abspath(file)), Path(os.path.realpath(file))]
+    return [path.parent.parent for path in named if path.parent.name == "checkpoints"]
 
 
 def _lock(directory: int) -> bool:
