@@ -104,15 +104,11 @@ def main() -> None:
     # Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
+    words = sys.argv[1:]
     try:
-        if "JAX_RANK" in os.environ:
-            from paceline.distributed.rank import adopt_jax_launcher
-
-            adopt_jax_launcher()
-        code = _dispatch(sys.argv[1:], console)
+        code = _dispatch(words, console)
     except UserError as error:
-        # Ranks refuse alike: one voice is enough.
-        if os.environ.get("RANK", "0") == "0":
+        if not (words[:1] == ["train"] and _main_rank_reports()):
             print(f"paceline: {error}", file=sys.stderr)
         code = 2
     except BrokenPipeError:
@@ -145,6 +141,20 @@ class _Patient:
         return getattr(sys.stdout, name)
 
 
+def _main_rank_reports() -> bool:
+    """Whether this process is a rank of a training run whose main rank refuses for the same reason, and says so."""
+    from paceline.distributed.rank import is_secondary_worker
+
+    return is_secondary_worker()
+
+
+def _adopt_jax_launcher() -> None:
+    if "JAX_RANK" in os.environ:
+        from paceline.distributed.rank import adopt_jax_launcher
+
+        adopt_jax_launcher()
+
+
 def _dispatch(words: list[str], console: Console) -> int:
     commands = {"train": _train, "tasks": _tasks, "play": _play, "export": _export, "doctor": _doctor}
     if not words or words[0] in ("-h", "--help"):
@@ -159,13 +169,14 @@ def _dispatch(words: list[str], console: Console) -> int:
 
 
 def _train(words: list[str], console: Console) -> int:
+    _adopt_jax_launcher()
     order = read(words)
     task, arguments, config, run = order.task, order.arguments, order.config, order.run
 
     import torch
 
     from paceline import checkpoint
-    from paceline.distributed.rank import under_launcher
+    from paceline.distributed.rank import is_secondary_worker, under_launcher
     from paceline.run_dir import RunDir
     from paceline.train import TrainingFailedError, train
 
@@ -182,7 +193,7 @@ def _train(words: list[str], console: Console) -> int:
     ranks = _ranks(arguments, config)
     if not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx"):
         return _launch(words, arguments, config, run, resumed=resume_from is not None, ranks=ranks)
-    main = os.environ.get("RANK", "0") == "0"
+    main = not is_secondary_worker()
     for note in order.notes if main else ():
         console.print(escape(note))
     try:
@@ -251,7 +262,9 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
 
 
 def _refuse_without_launcher() -> None:
-    if "RANK" not in os.environ:
+    from paceline.distributed.rank import under_launcher
+
+    if not under_launcher():
         raise UserError(
             "--distributed is for workers under a launcher: python -m torch.distributed.run --nproc_per_node=K "
             "-m paceline train TASK --distributed; without a launcher leave it out"
@@ -352,6 +365,7 @@ def _export(words: list[str], console: Console) -> int:
 
 
 def _doctor(words: list[str], console: Console) -> int:
+    _adopt_jax_launcher()
     arguments = parse(DoctorArguments, words, "doctor")
     from paceline import doctor
 
