@@ -47,7 +47,8 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "paceline", *words)
+            # -P: no rank imports modules of the current directory.
+            elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
