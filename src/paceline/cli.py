@@ -4,17 +4,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from paceline import __version__, interrupts
+from paceline import __version__, interrupts, streams
 from paceline.arguments import parse, read
 from paceline.errors import UserError, unknown
 
@@ -103,42 +101,23 @@ def main() -> None:
     # Torch's threads spin between the operations of an update, but not for long: the physics needs their cores next.
     # Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
-    words = sys.argv[1:]
+    output = streams.install()
+    console, words = Console(highlight=False, soft_wrap=True), sys.argv[1:]
     try:
         code = _dispatch(words, console)
     except UserError as error:
         if not (words[:1] == ["train"] and _main_rank_reports()):
             print(f"paceline: {error}", file=sys.stderr)
         code = 2
-    except BrokenPipeError:
-        # Whoever was reading a help text has read enough. What is left of it must not fail when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except SystemExit as end:
+        # A help text was printed.
+        code = end.code
+    sys.stdout.flush()
+    # Training goes on without its output, and a reader that has closed its pipe has read enough.
+    if output.error and words[:1] != ["train"] and not isinstance(output.error, BrokenPipeError):
+        print(f"paceline: cannot write to standard output: {output.error.strerror}", file=sys.stderr)
+        code = code or 1
     sys.exit(code)
-
-
-class _Patient:
-    """Standard output, whose early end, as by `| head -1`, does not end a training run."""
-
-    def write(self, text: str) -> int:
-        with self._going_on():
-            sys.stdout.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._going_on():
-            sys.stdout.flush()
-
-    @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stdout, name)
 
 
 def _main_rank_reports() -> bool:
