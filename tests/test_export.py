@@ -108,6 +108,23 @@ def test_the_command_prints_the_file_and_nothing_else(format: str, name: str, ti
     assert (tmp_path / "run" / name).is_file()
 
 
+def test_auto_can_be_exported_again_over_the_first_file(tiny_run: Path, tmp_path: Path):
+    shutil.copytree(tiny_run, tmp_path / "runs" / "cartpole" / "run")
+    for _ in range(2):
+        done = paceline("export", "auto", "--format", "torchscript", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "runs/cartpole/run/policy.pt\n", "")
+
+
+def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatch: pytest.MonkeyPatch):
+    newest = checkpoint.newest(run / "checkpoints")
+    content = newest.read_bytes()
+    monkeypatch.chdir(newest.parent)
+    for name in (newest.name, "..", str(run)):
+        with pytest.raises(UserError, match="would be written over the policy it is made of"):
+            export(name, "torchscript", newest)
+    assert newest.read_bytes() == content
+
+
 def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trace = torch.jit.trace
     monkeypatch.setattr(torch.jit, "trace", lambda policy, example: trace(nn.Linear(4, 1), example))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import warnings
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,10 +251,17 @@ def parse(kind: type, words: list[str], command: str) -> Any:
             raise
         raise UserError(_unboxed(said.getvalue())) from None
     if rest:
-        parser = tyro.extras.get_parser(kind, prog=f"paceline {command}")
-        known = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-        raise unknown("option", rest[0], known)
+        raise unknown("option", rest[0], _options(kind))
     return parsed
+
+
+def _options(kind: type) -> list[str]:
+    """The names of all options of a command, with their dashes."""
+    with warnings.catch_warnings():
+        # tyro 1 has no other way to list them.
+        warnings.filterwarnings("ignore", r"get_parser\(\) is deprecated", DeprecationWarning)
+        parser = tyro.extras.get_parser(kind)
+    return [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
 
 
 def _unboxed(text: str) -> str:

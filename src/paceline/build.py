@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -116,8 +116,18 @@ def fit(
         raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}{remedy}") from None
 
 
-def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learner, RunDir]:
-    """A run's policy in one world, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
+class Trained(NamedTuple):
+    """A run's env and learner, with the weights of one of its checkpoints."""
+
+    env: VecEnv
+    learner: Learner
+    run: RunDir
+    file: Path
+    """The checkpoint."""
+
+
+def trained(run: str, seed: int = 0, drawn: bool = False) -> Trained:
+    """A run's policy in one env, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
     config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
     check(config)
@@ -125,7 +135,7 @@ def trained(run: str, seed: int = 0, drawn: bool = False) -> tuple[VecEnv, Learn
     saved = checkpoint.load(file)["learner"]
     env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)
     fit(learner.load_policy, saved, str(file))
-    return env, learner, opened
+    return Trained(env, learner, opened, file)
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,8 @@ class Playable:
     iteration: int
     folder: Path
     """For what is made of it."""
+    file: Path
+    """The checkpoint that holds it."""
 
 
 def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False) -> Playable:
@@ -161,8 +173,8 @@ def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False)
         raise UserError(f"--activation {elsewhere.activation} is for policies trained elsewhere: give --task too")
     if run.endswith(".pt") and Path(run).is_file():
         raise UserError(f"{run} does not say what it was trained for: give its --task")
-    env, learner, opened = trained(run, seed, drawn)
-    return Playable(env, learner.policy(), opened.config().task, learner.iteration, opened.path)
+    env, learner, opened, file = trained(run, seed, drawn)
+    return Playable(env, learner.policy(), opened.config().task, learner.iteration, opened.path, file)
 
 
 def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bool) -> Playable:
@@ -171,4 +183,4 @@ def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bo
     env = _env(config, Group(Rank()), range(1), drawn, watched=True)
     inputs = env.reset()["policy"].shape[1]
     found = foreign_policy(file, activation or entry.rsl_rl.activation, inputs, env.actions)
-    return Playable(env, found.network, task, found.iteration, file.parent)
+    return Playable(env, found.network, task, found.iteration, file.parent, file)

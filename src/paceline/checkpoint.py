@@ -1,6 +1,7 @@
 """The envelope of a run's full state: atomic to write, safe to load (nothing in it is executed)."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import UserError
-from paceline.run_dir import write_atomically
+from paceline.run_dir import AUTO, write_atomically
 
 _FORMAT = "paceline-checkpoint"
 _VERSION = 1
@@ -68,7 +69,7 @@ def newest(directory: Path) -> Path:
 
 def chosen(run: str, directory: Path) -> Path:
     """The checkpoint that `run` names: itself, if it is a file; otherwise the newest of the run."""
-    return Path(run) if Path(run).is_file() else newest(directory)
+    return Path(run) if run != AUTO and os.path.isfile(run) else newest(directory)
 
 
 def set_aside_later(directory: Path, iteration: int) -> None:

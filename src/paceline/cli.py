@@ -4,17 +4,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from paceline import __version__, interrupts
+from paceline import __version__, interrupts, streams
 from paceline.arguments import parse, read
 from paceline.errors import UserError, unknown
 
@@ -106,69 +104,53 @@ def main() -> None:
     # Torch's threads spin between the operations of an update, but not for long: the physics needs their cores next.
     # Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    console = Console(highlight=False, soft_wrap=True, file=cast("TextIO", _Patient()))
+    output = streams.install()
+    console, words = Console(highlight=False, soft_wrap=True), sys.argv[1:]
     try:
-        if "JAX_RANK" in os.environ:
-            from paceline.distributed.rank import adopt_jax_launcher
-
-            adopt_jax_launcher()
-        code = _dispatch(sys.argv[1:], console)
+        code = _dispatch(words, console)
     except UserError as error:
-        _print_refusal(error)
+        _print_refusal(error, words[0])
         code = 2
-    except BrokenPipeError:
-        # Whoever was reading a help text has read enough. What is left of it must not fail when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except SystemExit as end:
+        # A help text was printed.
+        code = end.code
+    sys.stdout.flush()
+    # Training goes on without its output, and a reader that has closed its pipe has read enough.
+    if output.error and words[:1] != ["train"] and not isinstance(output.error, BrokenPipeError):
+        print(f"paceline: cannot write to standard output: {output.error.strerror}", file=sys.stderr)
+        code = code or 1
     sys.exit(code)
 
 
-def _print_refusal(error: UserError) -> None:
+def _print_refusal(error: UserError, command: str) -> None:
     """Print an error once for all ranks of a run, and report one that the others do not know of."""
-    if not ("RANK" in os.environ and sys.argv[1:2] == ["train"]):
+    if command != "train":
         print(f"paceline: {error}", file=sys.stderr)
         return
     from paceline.distributed.failure import PeerLostError
     from paceline.distributed.group import report_refusal
-    from paceline.distributed.rank import this_rank
+    from paceline.distributed.rank import Rank, this_rank
 
     try:
         rank = this_rank(())
     except UserError:
-        print(f"paceline: {error}", file=sys.stderr)
-        return
+        rank = Rank()
     if rank.is_main:
         print(f"paceline: {error}", file=sys.stderr, flush=True)
-    if error.reported:
+    if error.reported or not rank.launched:
         return
     try:
         report_refusal(rank, str(error), _MAIN_REPORT_SECONDS if rank.is_main else _REPORT_SECONDS)
-    except PeerLostError:
+    except (PeerLostError, UserError):
         if not rank.is_main:
             print(f"paceline: {error}; rank {rank.index} on {rank.host}", file=sys.stderr)
 
 
-class _Patient:
-    """Standard output, whose early end, as by `| head -1`, does not end a training run."""
+def _adopt_jax_launcher() -> None:
+    if "JAX_RANK" in os.environ:
+        from paceline.distributed.rank import adopt_jax_launcher
 
-    def write(self, text: str) -> int:
-        with self._going_on():
-            sys.stdout.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._going_on():
-            sys.stdout.flush()
-
-    @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.stdout, name)
+        adopt_jax_launcher()
 
 
 def _dispatch(words: list[str], console: Console) -> int:
@@ -185,13 +167,14 @@ def _dispatch(words: list[str], console: Console) -> int:
 
 
 def _train(words: list[str], console: Console) -> int:
+    _adopt_jax_launcher()
     order = read(words)
     task, arguments, config, run = order.task, order.arguments, order.config, order.run
 
     import torch
 
     from paceline import checkpoint
-    from paceline.distributed.rank import under_elastic_agent, under_launcher
+    from paceline.distributed.rank import is_secondary_worker, under_elastic_agent, under_launcher
     from paceline.run_dir import RunDir
     from paceline.train import RunCompletedError, TrainingFailedError, train
 
@@ -216,7 +199,7 @@ def _train(words: list[str], console: Console) -> int:
             ["--run-dir", str(run.path)] if arguments.resume is None else ["--resume", _named(arguments.resume, run)]
         )
         return _launch([*words, *place], arguments, config, run, ranks)
-    main = os.environ.get("RANK", "0") == "0"
+    main = not is_secondary_worker()
     for note in order.notes if main else ():
         console.print(escape(note))
     try:
@@ -295,7 +278,9 @@ def _replace_status(run: "RunDir", status: str, cause: str | None = None) -> boo
 
 
 def _refuse_without_launcher() -> None:
-    if "RANK" not in os.environ:
+    from paceline.distributed.rank import under_launcher
+
+    if not under_launcher():
         raise UserError(
             "--distributed is for workers under a launcher: python -m torch.distributed.run --nproc_per_node=K "
             "-m paceline train TASK --distributed; without a launcher leave it out"
@@ -396,6 +381,7 @@ def _export(words: list[str], console: Console) -> int:
 
 
 def _doctor(words: list[str], console: Console) -> int:
+    _adopt_jax_launcher()
     arguments = parse(DoctorArguments, words, "doctor")
     from paceline import doctor
 

@@ -30,7 +30,8 @@ from torch.distributed.distributed_c10d import Store
 from paceline.checks import above_zero, at_least_one
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences, interface_of, local_address
-from paceline.distributed.rank import Rank, choose_gpus, this_rank, usable_cores
+from paceline.distributed.rank import Rank, choose_gpus, main_address, this_rank, usable_cores
+from paceline.errors import UserError
 from paceline.memory import free_host_bytes, least_bytes
 from paceline.run_dir import RUNS
 from paceline.sim.simulation import choose_engine
@@ -119,21 +120,22 @@ def as_json(findings: Iterable[Finding]) -> str:
 
 
 def _meet(rank: Rank, seconds: float) -> tuple[Finding, Group | None]:
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal() or int(port) >= 2**16:
-        value, remedy = f"MASTER_ADDR is {host!r}, MASTER_PORT is {port!r}", "start the ranks with a launcher"
+    try:
+        host, port = main_address()
+    except UserError as error:
+        value, _, remedy = str(error).partition(": ")
         return Finding("rendezvous", "fails", value, remedy), None
     deadline = time.monotonic() + seconds
     # Aside, because the main rank listens only while it waits for the others, which may be for minutes.
     meeting = _aside(lambda: Group(rank, seconds))
-    reached = _reach(host, int(port), deadline)
+    reached = _reach(host, port, deadline)
     if isinstance(reached, OSError):
         remedy = "is the main rank up, does the name lead to its host, is the port open?"
-        if rank.world_size > rank.local_size and _is_loopback(local_address(host, int(port))):
+        if rank.world_size > rank.local_size and _is_loopback(local_address(host, port)):
             remedy = "it leads to this host itself: give the main rank's torch.distributed.run --local-addr"
         return Finding("rendezvous", "fails", f"{host}:{port} not reached in {seconds:g} s: {reached}", remedy), None
     answer = f"{host}:{port} ({reached[0]}) answers in {1000.0 * reached[1]:.1f} ms"
-    store = _sign_in(rank, host, int(port), deadline)
+    store = _sign_in(rank, host, port, deadline)
     try:
         group = meeting.result(max(0.0, deadline - time.monotonic()))
     except Exception as error:

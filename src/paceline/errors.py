@@ -17,3 +17,9 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(value, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message, cut to what fits into one of ours."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return " ".join(lines[0].split())[:200]

@@ -31,7 +31,7 @@ def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OU
         raise unknown("format", format, SUFFIXES)
     found = playable(run, elsewhere)
     env, file = found.env, output or found.folder / f"policy{SUFFIXES[format]}"
-    if file.exists() and file.samefile(run):
+    if file.exists() and file.samefile(found.file):
         raise UserError(f"{file} would be written over the policy it is made of: choose another --output")
     _check_place(file, format)
     policy = found.policy.eval()

@@ -271,7 +271,7 @@ def _working_gl_library() -> str:
     candidates = ["egl", "osmesa"] + ["glfw"] * ("DISPLAY" in os.environ)
     for library in candidates:
         environment = os.environ | {"MUJOCO_GL": library}
-        if subprocess.run([sys.executable, "-c", trial], env=environment, capture_output=True).returncode == 0:
+        if subprocess.run([sys.executable, "-P", "-c", trial], env=environment, capture_output=True).returncode == 0:
             return library
     raise _cannot_draw(f"none of {', '.join(candidates)} works here")
 

@@ -17,6 +17,8 @@ from paceline.distributed.launch_record import this_launch
 from paceline.errors import UserError
 
 RUNS = Path("runs")
+AUTO = "auto"
+"""Stands for the newest run under `RUNS`, wherever a run can be named."""
 # What a run that fails before its start may leave in its directory.
 _LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
@@ -131,16 +133,15 @@ class RunDir:
     def open(cls, run: str, task: str | None = None) -> "RunDir":
         """An existing run: its directory, one of its checkpoint files, or `auto` for the newest (of `task`) under
         runs/."""
-        if run == "auto":
-            return cls._newest(task or "*")
-        path = Path(run)
-        if path.is_file() and path.parent.name == "checkpoints":
-            path = path.parent.parent
-        if not os.path.exists(path):
+        if run == AUTO:
+            return cls._newest(task)
+        if not os.path.exists(run):
             raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
-        if not os.path.isfile(path / "run.yaml"):
-            raise UserError(f"{run} is not a run: it has no run.yaml")
-        return cls(path)
+        places = _runs_of_checkpoint(Path(run)) if os.path.isfile(run) else [Path(run)]
+        for place in places:
+            if os.path.isfile(place / "run.yaml"):
+                return cls(place)
+        raise UserError(f"{run} is not a run: it has no run.yaml")
 
     def result(self) -> dict[str, Any]:
         """What result.json says; nothing if there is none."""
@@ -151,8 +152,10 @@ class RunDir:
         return found if isinstance(found, dict) else {}
 
     @classmethod
-    def _newest(cls, task: str) -> "RunDir":
-        runs = [cls(file.parent) for file in RUNS.glob(f"{_folder(task)}/*/run.yaml")]
+    def _newest(cls, task: str | None) -> "RunDir":
+        folder = RUNS / _folder(task) if task else RUNS
+        pattern = "*/run.yaml" if task else "*/*/run.yaml"
+        runs = [cls(file.parent) for file in folder.glob(pattern)] if os.path.isdir(folder) else []
         # A restarted or requeued worker resolves `auto` again, and must find the run that it trained before.
         launch = this_launch()
         for run in runs if launch.agents or launch.job else ():
@@ -161,9 +164,7 @@ class RunDir:
                 return run
         files = [run.config_file for run in runs if any(run.checkpoints.glob("*.safetensors"))]
         if not files:
-            raise UserError(
-                f"auto: no run with a checkpoint under {RUNS / task.replace('*', '')}/; give a run's directory"
-            )
+            raise UserError(f"auto: no run with a checkpoint under {folder}/; give a run's directory")
         return cls(max(files, key=lambda f: f.stat().st_mtime).parent)
 
     def config(self) -> TrainConfig:
@@ -186,6 +187,13 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
+
+
+def _runs_of_checkpoint(file: Path) -> list[Path]:
+    """The directories that may be the run of a checkpoint file: as the path says, also from inside checkpoints/, and
+    then where a symbolic link leads."""
+    named = [file, Path(os.path.abspath(file)), Path(os.path.realpath(file))]
+    return [path.parent.parent for path in named if path.parent.name == "checkpoints"]
 
 
 def _lock(directory: int) -> bool:

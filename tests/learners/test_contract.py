@@ -191,7 +191,7 @@ def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_pa
     events.Reload()
     assert set(events.Tags()["scalars"]) >= METRICS | {"seconds/update/max", "episode/return"}
 
-    env, loaded, _ = trained(str(run))
+    env, loaded, *_ = trained(str(run))
     process = start(tmp_path, site, "export", str(run), "--format", "torchscript", "--output", str(tmp_path / "p.pt"))
     _, complained = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, complained

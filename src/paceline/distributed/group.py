@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.distributed.failure import Failure, PeerLostError, Watch
 from paceline.distributed.gpus import gpu_uuid
-from paceline.distributed.rank import Rank, under_launcher
+from paceline.distributed.rank import Rank, main_address
 
 # A rank may keep the others waiting for so long, say while it compiles; whether it lives is `Watch`'s business.
 PATIENCE = timedelta(minutes=10)
@@ -37,14 +37,14 @@ class Group:
 
     def __init__(self, rank: Rank, timeout_seconds: float = 60.0, on_failure: Callable[[Failure], None] | None = None):
         self.rank, self.size = rank, rank.world_size
-        self.alone = self.size == 1 and not under_launcher()
+        self.alone = not rank.launched
         self.watch: Watch | None = None
         self.collectives = 0
         """How many sums this process has taken part in."""
         self._capturable = True
         if self.alone:
             return
-        _choose_interface()
+        _choose_interface(*main_address())
         try:
             store = _store(MEETING)
             self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds)
@@ -167,7 +167,8 @@ def _store(timeout: timedelta) -> Store:
     # With a fixed main node (--master_addr) the store belongs to the launcher and outlives a restart. The prefix
     # separates the keys of this attempt from those of earlier ones.
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}" if kept else "attempt", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt {attempt}" if kept else "attempt", store)
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:
@@ -180,10 +181,10 @@ def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, st
     ]
 
 
-def _choose_interface() -> None:
+def _choose_interface(host: str, port: int) -> None:
     """Have gloo and nccl use the network interface that leads to the main rank: left alone they take the one of the
     host's name, which is often the loopback or a container's own."""
-    address = local_address(os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "1")))
+    address = local_address(host, port)
     name = interface_of(address) if address else None
     if name and name != "lo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -197,7 +198,7 @@ def local_address(host: str, port: int) -> str | None:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 

@@ -15,6 +15,8 @@ import torch
 
 from paceline.errors import UserError
 
+MOST_RANKS = 2**20
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -27,6 +29,8 @@ class Rank:
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    launched: bool = False
+    """Whether a launcher started this process as a rank: only then is there a group to join."""
 
     @property
     def is_main(self) -> bool:
@@ -91,15 +95,58 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
             "python -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE "
             "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT -m paceline train ...; or unset them to train alone"
         )
-    index, world_size, local = (_number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    local_size = _number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else local + 1
-    return Rank(index, world_size, local, local_size, device=_device(gpu_ids, local, local_size))
+    index, world_size = _place("RANK", "WORLD_SIZE")
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        local, local_size = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    else:
+        local = _number("LOCAL_RANK")
+        local_size = local + 1
+    if local_size > world_size:
+        raise UserError(
+            f"{local_size} ranks on this host (LOCAL_RANK, LOCAL_WORLD_SIZE) but WORLD_SIZE is {world_size}: "
+            "start the ranks with one launcher, or unset its variables to train alone"
+        )
+    device = _device(gpu_ids, local, local_size)
+    return Rank(index, world_size, local, local_size, device=device, launched=True)
 
 
-def _number(name: str) -> int:
+def is_secondary_worker() -> bool:
+    """Whether a launcher has started this process as a rank other than the main one, which prints for all ranks. A
+    process whose variables make no valid rank is not: it reports that itself."""
+    try:
+        return not this_rank(()).is_main
+    except UserError:
+        return False
+
+
+def _place(index_name: str, size_name: str) -> tuple[int, int]:
+    """An index and the number it is below, from two of the launcher's variables."""
+    index, size = _number(index_name), _number(size_name)
+    if index >= size:
+        raise UserError(
+            f"the environment variable {index_name} is {index}, but {size_name} is {size}: a launcher counts ranks "
+            f"from 0 to {size_name} - 1; start the ranks with one, or unset its variables to train alone"
+        )
+    return index, size
+
+
+def main_address() -> tuple[str, int]:
+    """Host and port at which the main rank listens, as the launcher says."""
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise UserError(
+            f"{' and '.join(missing)} not set, but RANK and WORLD_SIZE are: start the ranks with a launcher, which "
+            "sets where the main rank listens, or unset them to train alone"
+        )
+    return os.environ["MASTER_ADDR"], _number("MASTER_PORT", 1, 2**16 - 1)
+
+
+def _number(name: str, least: int = 0, most: int = MOST_RANKS) -> int:
     word = os.environ[name]
-    if not word.isdecimal():
-        raise UserError(f"the environment variable {name} is {word!r}: a launcher sets it to a number")
+    # Not more digits than that: int() refuses thousands of them in its own way.
+    if not (word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most):
+        raise UserError(
+            f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"
+        )
     return int(word)
 
 

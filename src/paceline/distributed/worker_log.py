@@ -9,6 +9,7 @@ from typing import TextIO
 from rich.console import Console
 
 from paceline.distributed.rank import Rank
+from paceline.streams import open_log
 
 VARIABLES = ("PACELINE_WORKER_LOG_DIR", "TORCHRUNX_LOG_DIR")
 """Either wins over the command line; empty turns the files off."""
@@ -50,7 +51,7 @@ def begin(rank: Rank, alone: bool, asked: str | None, default: Path) -> WorkerLo
         return none(rank)
     path = Path(directory) / f"rank_{rank.index}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a", buffering=1)
+    file = open_log(path)
     if not rank.is_main:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -69,7 +69,8 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "paceline", *words)
+            # -P: no rank imports modules of the current directory.
+            elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:

@@ -15,6 +15,7 @@ from paceline import interrupts
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants
 
+SAFE_PATH = "PYTHONSAFEPATH"
 # What a rank prints goes to the launcher through a thread of its own.
 _LAST_WORDS_SECONDS = 0.5
 # Ranks that were asked to end save a checkpoint first.
@@ -33,6 +34,8 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         workers_per_host=ranks,
         backend=None,  # the ranks form their own group
         copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
+        # Its agents are started by `python -m`, and must not import modules of the current directory.
+        extra_env_vars={SAFE_PATH: "1"},
     ).set_logging_handlers(partial(_handlers, hosts[0]))
     try:
         ended = launcher.run(_work, words)
@@ -63,6 +66,8 @@ def _handlers(main_host: str) -> list[logging.Handler]:
 def _work(words: list[str]) -> int:
     """In a rank's process; returns its exit code."""
     sys.argv, code = ["paceline", *words], 0
+    # For the agent alone: programs that an env starts import as usual.
+    os.environ.pop(SAFE_PATH, None)
     try:
         runpy.run_module("paceline", run_name="__main__")
     except SystemExit as end:

@@ -2,6 +2,7 @@
 
 import difflib
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,14 @@ import torch
 import yaml
 
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
-from paceline.errors import UserError
+from paceline.errors import UserError, first_line
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
 from paceline.settings.skrl import SkrlConfig
 from paceline.tasks.registry import EnvEntry
+
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True)
@@ -132,13 +135,15 @@ def _make(
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} has no vector environment of its own; use sync or async")
     try:
-        with _deaf_to_ctrl_c():
+        with _imports_as_here(), _deaf_to_ctrl_c():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
+        return GymnasiumEnv(envs, device, seed, first_world)
+    except UserError:
+        raise
     except Exception as error:
         # Each env's author raises what they like about what it was made with.
         given = f" with {' '.join(options.options)}" if options.options else ""
-        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {error}") from error
-    return GymnasiumEnv(envs, device, seed, first_world)
+        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def _spec(name: str) -> Any:
@@ -147,11 +152,8 @@ def _spec(name: str) -> Any:
     except ModuleNotFoundError:
         raise UserError(f"gymnasium:{name} needs Gymnasium: pip install 'paceline[gymnasium]'") from None
     module, _, known = name.rpartition(":")
-    try:
-        if module:
-            import_module(module)
-    except ImportError as error:
-        raise UserError(f"gymnasium:{name}: the module {module} cannot be imported: {error}") from None
+    if module:
+        _import(module, name)
     try:
         return gymnasium.spec(known)
     except gymnasium.error.Error:
@@ -163,6 +165,19 @@ def _spec(name: str) -> Any:
         ) from None
 
 
+def _import(module: str, name: str) -> None:
+    try:
+        import_module(module)
+    except (Exception, SystemExit) as error:
+        # Each module raises its own errors, and some end the process.
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
+        hint = "; install it, or add its directory to PYTHONPATH: the current directory is not searched"
+        raise UserError(
+            f"gymnasium:{name}: the module {module} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            f"{hint if missing else ''}"
+        ) from error
+
+
 def _fork_server(spec: Any) -> str:
     """How worlds in processes of their own start: forked from a process that has no threads. This one has, and a world
     that is forked while one of them holds a lock waits for ever."""
@@ -170,6 +185,20 @@ def _fork_server(spec: Any) -> str:
     place = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
     multiprocessing.set_forkserver_preload(["gymnasium", *filter(None, [place.split(":")[0]])])
     return "forkserver"
+
+
+@contextmanager
+def _imports_as_here() -> Iterator[None]:
+    """Processes started inside have no current directory in front of their `sys.path`, where `python -c` puts it."""
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 @contextmanager

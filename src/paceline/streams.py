@@ -1,0 +1,64 @@
+"""Standard output and standard error that may go away: a closed pipe, a lost terminal, a full disk."""
+
+import io
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+
+class PatientFile(io.FileIO):
+    """A file that takes everything it is given. What cannot be written is dropped, and the first reason is `error`."""
+
+    error: OSError | None = None
+
+    def write(self, data) -> int:
+        size = memoryview(data).nbytes
+        try:
+            written = super().write(data)
+        except OSError as error:
+            self.error = self.error or error
+            return size
+        # None where the descriptor does not block and its reader is slow.
+        return size if written is None else written
+
+
+def install() -> PatientFile:
+    """Have sys.stdout and sys.stderr drop what cannot be written, and return the file behind sys.stdout. Streams that
+    somebody else has put in their places are left alone."""
+    for number in (0, 1, 2):
+        _open_if_closed(number)
+    output, errors = PatientFile(1, "w", closefd=False), PatientFile(2, "w", closefd=False)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _text(output, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text(errors, sys.stderr)
+    return output
+
+
+def open_log(path: Path) -> TextIO:
+    """A text file to append lines to."""
+    return io.TextIOWrapper(io.BufferedWriter(PatientFile(path, "a")), "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _open_if_closed(number: int) -> None:
+    """Open the null device in place of a standard descriptor that is closed: a file opened later would get its number,
+    and with it what C libraries print."""
+    try:
+        os.fstat(number)
+    except OSError:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
+def _text(file: PatientFile, stream: TextIO | None) -> TextIO:
+    """`file` with the encoding and the buffering of `stream`. Characters outside the encoding are escaped."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace")
+    buffer = file if stream.write_through else io.BufferedWriter(file)
+    return io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

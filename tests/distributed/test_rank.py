@@ -1,0 +1,144 @@
+"""Who this process is, from what a launcher or a platform sets; and commands that are not ranks whatever is set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank, this_rank
+from paceline.errors import UserError
+from tests.distributed.ranks import free_port, variables
+
+LAUNCHED = variables(0, 2, 29500)
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The variables of rank 0 of 2."""
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def paceline(cwd: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *words]
+    return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_launcher_makes_a_launched_rank(launcher: pytest.MonkeyPatch):
+    launcher.setenv("RANK", "1")
+    launcher.setenv("LOCAL_RANK", "1")
+    rank = this_rank(())
+    assert (rank.index, rank.world_size, rank.local_index, rank.local_size) == (1, 2, 1, 2)
+    assert rank.launched
+
+
+def test_a_rank_that_no_launcher_made_joins_nobody(launcher: pytest.MonkeyPatch):
+    launcher.setenv("MASTER_PORT", str(free_port()))
+    group = Group(Rank())
+    assert group.alone
+    assert group.everyone("a") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "0"}, "RANK is 0, but WORLD_SIZE is 0"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is 2, but LOCAL_WORLD_SIZE is 2"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_RANK is 0, but LOCAL_WORLD_SIZE is 0"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "3 ranks on this host .* but WORLD_SIZE is 2"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"RANK": ""}, "RANK is ''"),
+        ({"RANK": "1.0"}, "RANK is '1.0'"),
+        ({"RANK": "²"}, "RANK is '²'"),
+        ({"RANK": "1" * 5000}, "RANK is '111"),
+        ({"WORLD_SIZE": "1000000000000"}, "WORLD_SIZE is '1000000000000'.*from 0 to"),
+        ({"LOCAL_RANK": None}, "RANK and WORLD_SIZE are set, but not LOCAL_RANK"),
+    ],
+)
+def test_variables_that_make_no_rank_are_refused(
+    changes: dict[str, str | None], message: str, launcher: pytest.MonkeyPatch
+):
+    for name, value in changes.items():
+        launcher.delenv(name) if value is None else launcher.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        this_rank(())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc'.* from 1 to 65535"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000'"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT is '0'"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT is '-1'"),
+        ({"MASTER_PORT": None}, "MASTER_PORT not set"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR not set"),
+        ({"MASTER_ADDR": None, "MASTER_PORT": None}, "MASTER_ADDR and MASTER_PORT not set"),
+    ],
+)
+def test_ranks_that_cannot_meet_are_refused(changes: dict[str, str | None], message: str, launcher: pytest.MonkeyPatch):
+    for name, value in changes.items():
+        launcher.delenv(name) if value is None else launcher.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        Group(this_rank(()))
+
+
+def test_a_port_that_is_no_number_is_one_line(tmp_path: Path):
+    done = paceline(tmp_path, "train", "cartpole", "--gpu-ids", "none", **LAUNCHED | {"MASTER_PORT": "abc"})
+    assert done.returncode == 2
+    assert "MASTER_PORT is 'abc'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tmp_path: Path):
+    output = ["--format", "torchscript", "--output", "policy.pt"]
+    done = paceline(tmp_path, "export", str(tiny_run), *output, **variables(1, 2, free_port()))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "policy.pt\n", "")
+
+
+def error_of(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command prints, in this process, when it ends with 2."""
+    patch.setattr(sys, "argv", ["paceline", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["trian"], ["tasks", "--colour"], ["play", "nowhere"], ["export", "nowhere"], ["doctor", "--timeout", "0"]],
+)
+def test_errors_are_printed_whatever_the_rank(
+    words: list[str], launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    launcher.setenv("RANK", "1")
+    assert len(error_of(words, launcher, capsys).strip().splitlines()) == 1
+
+
+def test_the_main_rank_of_a_training_run_prints_for_the_others(
+    launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
+    launcher.setenv("RANK", "1")
+    assert error_of(["train", "cartpol"], launcher, capsys) == ""
+    # A platform that counts nodes, and a launcher's variables that make no rank: nobody else prints for this process.
+    launcher.setenv("RANK", "2")
+    assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
+    launcher.setenv("RANK", "1")
+    launcher.delenv("LOCAL_RANK")
+    assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
+
+
+def test_skrls_variables_for_jax_are_read_for_training_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("JAX_RANK", "1")
+    assert "no run at nowhere" in error_of(["play", "nowhere"], monkeypatch, capsys)
+    assert "JAX_RANK is set, but not JAX_WORLD_SIZE" in error_of(["train", "cartpole"], monkeypatch, capsys)
