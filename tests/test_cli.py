@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.signals import DEFAULT_SIGNALS
+
 PACELINE = [sys.executable, "-m", "paceline"]
 SMALL = ["--num-envs", "8", "--ppo.horizon", "8", "--ppo.hidden", "8"]
 
@@ -228,7 +230,7 @@ def test_warp_is_not_imported_on_a_cpu(tmp_path: Path):
 def start(cwd: Path, *words: str) -> subprocess.Popen[str]:
     """A training process that has begun its first iteration."""
     process = subprocess.Popen(
-        [*PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
+        [*DEFAULT_SIGNALS, *PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

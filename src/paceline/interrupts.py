@@ -9,6 +9,11 @@ from types import FrameType
 
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INHERITED_IGNORED = frozenset(
+    number for number in (*SIGNALS, signal.SIGQUIT) if signal.getsignal(number) == signal.SIG_IGN
+)
+"""Signals that were ignored when this process was started, for example SIGHUP under nohup, or SIGINT in the background
+of a script. They stay ignored. Determined at import, before any handler is installed."""
 # A terminal or a scheduler and a launcher pass on the same request, each in its turn.
 SAME_REQUEST_SECONDS = 2.0
 
@@ -24,7 +29,7 @@ def ignore() -> None:
 
 class Interrupts:
     """While entered, the first of `SIGNALS` sets `asked`; the second ends the process at once, unless it comes within
-    `same_seconds` of the first."""
+    `same_seconds` of the first. Signals that the process inherited as ignored stay ignored."""
 
     def __init__(self, same_seconds: float = 0.0) -> None:
         self.asked, self._asked_at = False, 0.0
@@ -32,7 +37,8 @@ class Interrupts:
         self._cut_in = False
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        handled = [number for number in SIGNALS if number not in INHERITED_IGNORED]
+        self._before = {number: signal.signal(number, self._receive) for number in handled}
         return self
 
     def __exit__(self, *_: object) -> None:

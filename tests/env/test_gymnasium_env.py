@@ -37,6 +37,7 @@ from paceline.settings.skrl import SkrlConfig
 from paceline.tasks import registry
 from paceline.train import train
 from tests.env.counting import LOCK, TIME_LIMIT
+from tests.signals import DEFAULT_SIGNALS
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "gymnasium:tests.env.counting:Counting-v0"
@@ -291,7 +292,7 @@ def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Pat
 
 def paceline(*words: str, cwd: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "paceline", *words]
+    command = [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words]
     return subprocess.Popen(
         command,
         cwd=cwd,

@@ -15,6 +15,8 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from paceline.interrupts import INHERITED_IGNORED
+
 
 class RankFailedError(Exception):
     """A rank ended otherwise than by finishing, and no restart was left; the message says which, and how."""
@@ -45,6 +47,7 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
             max_restarts=max_restarts,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
+            signals_to_handle=signals_to_handle(),
         )
         try:
             elastic_launch(config, sys.executable)("-m", "paceline", *words)
@@ -57,6 +60,13 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
             raise KeyboardInterrupt from error
         finally:
             end_descendants()
+
+
+def signals_to_handle(*required: signal.Signals) -> str:
+    """Names of the signals for which torch's launcher installs handlers, separated by commas: all that it handles by
+    default, except those that this process inherited as ignored and that are not `required`."""
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    return ",".join(number.name for number in handled if number in required or number not in INHERITED_IGNORED)
 
 
 def end_descendants(patience_seconds: float = 0.0) -> None:

@@ -7,13 +7,14 @@ ranks anew after a failure; torch's elastic launcher does.
 import logging
 import os
 import runpy
+import signal
 import sys
 import time
 from functools import partial
 
 from paceline import interrupts
 from paceline.errors import UserError
-from paceline.launch.local import RankFailedError, end_descendants
+from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 
 # What a rank prints goes to the launcher through a thread of its own.
 _LAST_WORDS_SECONDS = 0.5
@@ -28,6 +29,9 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
     except ModuleNotFoundError:
         raise UserError("--launcher torchrunx needs torchrunx (GPL-3.0): pip install 'paceline[torchrunx]'") from None
     hosts = hosts or ("localhost",)
+    # Read by torch in torchrunx's agents, which start the ranks. torchrunx copies TORCH* variables to the agents, and
+    # ends them with SIGTERM.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals_to_handle(signal.SIGTERM)
     launcher = torchrunx.Launcher(
         hostnames=list(hosts),
         workers_per_host=ranks,
