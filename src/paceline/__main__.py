@@ -1,18 +1,27 @@
 """The entry point, light enough that Ctrl-C is heard from the start."""
 
+import atexit
+import os
 import sys
 
-from paceline.interrupts import EXIT_CODE
+from paceline import interrupts
+
+_INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
+    interrupts.exit_at_once(line=_INTERRUPTED if os.environ.get("RANK", "0") == "0" else "")
+    # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
+    atexit.register(interrupts.ignore)
     try:
         from paceline.cli import main as run
 
-        run()
+        code = run()
     except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        print(_INTERRUPTED, file=sys.stderr)
+        code = interrupts.EXIT_CODE
+    interrupts.exit_at_once(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

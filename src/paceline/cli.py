@@ -99,7 +99,8 @@ class TasksArguments:
     """List the tasks, our own and those of other installed packages."""
 
 
-def main() -> None:
+def main() -> int:
+    """Run the command that `sys.argv` gives; return the exit code."""
     # Torch's threads spin between the operations of an update, but not for long: the physics needs their cores next.
     # Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -119,7 +120,7 @@ def main() -> None:
         # Whoever was reading a help text has read enough. What is left of it must not fail when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    sys.exit(code)
+    return code
 
 
 class _Patient:
@@ -231,12 +232,9 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
-        result = run.result()
-        if result.get("status") == "running":
+        if run.mark_interrupted():
             # The ranks were ended before they could save anything.
-            run.write_result(**(result | {"status": "interrupted"}))
             print(f"paceline: interrupted; {run.path} goes on from its newest checkpoint", file=sys.stderr)
-        return interrupts.EXIT_CODE
     except local.RankFailedError as error:
         if error.exit_code == 2:
             return 2
@@ -247,7 +245,7 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
             if result:
                 run.write_result(**(result | {"status": "failed", "cause": str(error)}))
         return 1
-    return 0 if run.result()["status"] == "completed" else interrupts.EXIT_CODE
+    return 0 if run.result().get("status") == "completed" else interrupts.EXIT_CODE
 
 
 def _refuse_without_launcher() -> None:
@@ -321,6 +319,7 @@ def _play(words: list[str], console: Console) -> int:
     from paceline.build import Elsewhere
     from paceline.play import record
 
+    interrupts.raise_keyboard_interrupt()
     shown = record(
         arguments.run,
         arguments.video,
@@ -346,6 +345,7 @@ def _export(words: list[str], console: Console) -> int:
     from paceline.build import Elsewhere
     from paceline.export import export
 
+    interrupts.raise_keyboard_interrupt()
     elsewhere = Elsewhere(arguments.task, arguments.activation)
     console.print(escape(str(export(arguments.run, arguments.format, arguments.output, elsewhere))))
     return 0
@@ -355,6 +355,7 @@ def _doctor(words: list[str], console: Console) -> int:
     arguments = parse(DoctorArguments, words, "doctor")
     from paceline import doctor
 
+    interrupts.raise_keyboard_interrupt()
     findings = doctor.examine(
         arguments.task,
         arguments.num_envs,

@@ -127,6 +127,14 @@ class RunDir:
         except (OSError, ValueError):
             return {}
 
+    def mark_interrupted(self) -> bool:
+        """Change the status in result.json from running to interrupted; return whether it was running."""
+        result = self.result()
+        if result.get("status") != "running":
+            return False
+        self.write_result(**(result | {"status": "interrupted"}))
+        return True
+
     @classmethod
     def _newest(cls, task: str) -> "RunDir":
         files = [f for f in RUNS.glob(f"{_folder(task)}/*/run.yaml") if any(f.parent.glob("checkpoints/*.safetensors"))]

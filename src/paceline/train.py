@@ -25,13 +25,15 @@ from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences
 from paceline.distributed.rank import die_with_launcher, launch_id, this_rank, tune_torch
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
+from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
+from paceline.interrupts import NOTICE, SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
 from paceline.versions import versions
 
-# Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
+# Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is interrupted and undone, where
+# there is one rank and the env can restore its state.
 PATIENCE_SECONDS = 0.5
 # A rank that stops because another was asked to waits so long to be asked itself: its launcher, which may be about to
 # start all ranks anew, would take an earlier end for the end of the run.
@@ -84,6 +86,11 @@ class _Life:
                 (self.run.path / ERROR_FILE).write_text(text)
                 self.session.write_result(self.run, "failed", str(failure))
 
+    def mark_interrupted(self) -> None:
+        """Record in result.json that the run ends at once, without a checkpoint."""
+        if self.session is not None and self.group.rank.is_main:
+            self.run.mark_interrupted()
+
     def end_with_others(self, failure: Failure) -> None:
         """Another rank has failed, and this one, which may be waiting for it in vain, is about to be ended."""
         self.write_down(failure, f"ending, because another rank failed: {failure}\n")
@@ -127,7 +134,8 @@ def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path 
     if saved is not None:
         session.restore(saved, str(plan.resume_from))
     same = 0.0 if group.alone else SAME_REQUEST_SECONDS
-    with ExitStack() as stack, Interrupts(same) as interrupts:
+    notice = NOTICE if main else ""
+    with ExitStack() as stack, Interrupts(same, notice, life.mark_interrupted) as interrupts:
         run = _agree(group, lambda: stack.enter_context(plan.run.held(config, plan.goes_on)))
         life.run, life.session = run, session
         life.log = log = worker_log.begin(group.rank, group.alone, config.worker_log_dir, run.path)
@@ -281,7 +289,8 @@ class Session:
         seconds, loop_started = math.inf, time.monotonic()
         try:
             while learner.iteration < config.max_iterations and not news.stop:
-                cut_in = seconds > PATIENCE_SECONDS and self.group.alone
+                # Other envs than our own may not restore their state exactly, or not survive an exception in a step.
+                cut_in = seconds > PATIENCE_SECONDS and self.group.alone and isinstance(self.env, RobotEnv)
                 before, started = learner.state() if cut_in else None, time.monotonic()
                 try:
                     with interrupts.cutting_in(cut_in):

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from paceline.interrupts import INHERITED_IGNORED
+from paceline.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
 
 
 class RankFailedError(Exception):
@@ -34,8 +34,9 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
     """Run `paceline WORDS` in so many processes, which find each other by what the launcher tells them. When one fails
     all are started anew, up to `max_restarts` times."""
     os.environ.update(QUIRKS)
-    # What it has to say of a failure, the ranks have said in fewer words.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    # What it has to say of a failure or a signal, the ranks have said in fewer words.
+    logging.disable(logging.CRITICAL)
+    raise_keyboard_interrupt()
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         config = LaunchConfig(
             min_nodes=1,
@@ -59,6 +60,8 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
+            # Torch's handlers raise; what is left to do here and in the caller takes no time.
+            ignore()
             end_descendants()
 
 

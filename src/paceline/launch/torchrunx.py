@@ -38,11 +38,13 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         backend=None,  # the ranks form their own group
         copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
     ).set_logging_handlers(partial(_handlers, hosts[0]))
+    interrupts.raise_keyboard_interrupt()
     try:
         ended = launcher.run(_work, words)
     except Exception as error:
         raise RankFailedError(f"{type(error).__name__}: {error}") from error
     finally:
+        interrupts.ignore()
         end_descendants(_LAST_SECONDS)
     worst = max(code for codes in ended.results.values() for code in codes)
     if worst:
