@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.signals import DEFAULT_SIGNALS
+
 PACELINE = [sys.executable, "-m", "paceline"]
 SMALL = ["--num-envs", "8", "--ppo.horizon", "8", "--ppo.hidden", "8"]
 
@@ -228,7 +230,7 @@ def test_warp_is_not_imported_on_a_cpu(tmp_path: Path):
 def start(cwd: Path, *words: str) -> subprocess.Popen[str]:
     """A training process that has begun its first iteration."""
     process = subprocess.Popen(
-        [*PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
+        [*DEFAULT_SIGNALS, *PACELINE, "train", "cartpole", "--run-dir", "run", "--max-iterations", "1000000", *words],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -264,3 +266,17 @@ def test_ctrl_c_or_a_lost_terminal_ends_with_a_checkpoint_to_resume_from(
     assert result["status"] == "interrupted"
     done = paceline("train", "--resume", "run", "--max-iterations", str(result["iterations"] + 1), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_libraries_are_imported_is_one_line_and_exit_130(number: signal.Signals, tmp_path: Path):
+    command = [*DEFAULT_SIGNALS, *PACELINE, "train", "cartpole", *SMALL, "--run-dir", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "paceline: interrupted\n")
+    assert not (tmp_path / "run").exists()

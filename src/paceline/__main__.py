@@ -1,5 +1,6 @@
 """The entry point, light enough that Ctrl-C is heard from the start."""
 
+import atexit
 import os
 import sys
 
@@ -21,17 +22,24 @@ if __name__ == "__main__":
     # Before anything is imported that is not part of the interpreter.
     _leave_out_current_directory()
 
-from paceline.interrupts import EXIT_CODE  # noqa: E402
+from paceline import interrupts  # noqa: E402
+
+_INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
+    interrupts.exit_at_once(line=_INTERRUPTED if os.environ.get("RANK", "0") == "0" else "")
+    # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
+    atexit.register(interrupts.ignore)
     try:
         from paceline.cli import main as run
 
-        run()
+        code = run()
     except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        print(_INTERRUPTED, file=sys.stderr)
+        code = interrupts.EXIT_CODE
+    interrupts.exit_at_once(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ class TasksArguments:
     """List the tasks, our own and those of other installed packages."""
 
 
-def main() -> None:
+def main() -> int:
+    """Run the command that `sys.argv` gives; return the exit code."""
     # Torch's threads spin between the operations of an update, but not for long: the physics needs their cores next.
     # Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -113,13 +114,13 @@ def main() -> None:
         code = 2
     except SystemExit as end:
         # A help text was printed.
-        code = end.code
+        code = int(end.code or 0)
     sys.stdout.flush()
     # Training goes on without its output, and a reader that has closed its pipe has read enough.
     if output.error and words[:1] != ["train"] and not isinstance(output.error, BrokenPipeError):
         print(f"paceline: cannot write to standard output: {output.error.strerror}", file=sys.stderr)
         code = code or 1
-    sys.exit(code)
+    return code
 
 
 def _print_refusal(error: UserError, command: str) -> None:
@@ -255,26 +256,16 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
-        if _replace_status(run, "interrupted"):
+        if run.mark_ended("interrupted"):
             print(f"paceline: interrupted; {run.path} continues from its newest checkpoint", file=sys.stderr)
-        return interrupts.EXIT_CODE
     except local.RankFailedError as error:
-        if _replace_status(run, "failed", str(error)) or error.was_killed:
+        if run.mark_ended("failed", str(error)) or error.was_killed:
             print(f"paceline: training failed: {error}", file=sys.stderr)
         if run.result().get("status") == "interrupted":
             return interrupts.EXIT_CODE
         return error.exit_code if error.exit_code in (2, interrupts.EXIT_CODE) else 1
     # The directory may be on another host; there a rank that was interrupted ends with its own exit code.
     return 0 if run.result().get("status", "completed") == "completed" else interrupts.EXIT_CODE
-
-
-def _replace_status(run: "RunDir", status: str, cause: str | None = None) -> bool:
-    """Write how the run ended, if its ranks ended before they could. Return whether that was so."""
-    result = run.result()
-    if result.get("status") != "running":
-        return False
-    run.write_result(**(result | {"status": status, "cause": cause}))
-    return True
 
 
 def _refuse_without_launcher() -> None:
@@ -350,6 +341,7 @@ def _play(words: list[str], console: Console) -> int:
     from paceline.build import Elsewhere
     from paceline.play import record
 
+    interrupts.raise_keyboard_interrupt()
     shown = record(
         arguments.run,
         arguments.video,
@@ -375,6 +367,7 @@ def _export(words: list[str], console: Console) -> int:
     from paceline.build import Elsewhere
     from paceline.export import export
 
+    interrupts.raise_keyboard_interrupt()
     elsewhere = Elsewhere(arguments.task, arguments.activation)
     console.print(escape(str(export(arguments.run, arguments.format, arguments.output, elsewhere))))
     return 0
@@ -385,6 +378,7 @@ def _doctor(words: list[str], console: Console) -> int:
     arguments = parse(DoctorArguments, words, "doctor")
     from paceline import doctor
 
+    interrupts.raise_keyboard_interrupt()
     findings = doctor.examine(
         arguments.task,
         arguments.num_envs,

@@ -15,6 +15,7 @@ from typing import Any
 from paceline.config import TrainConfig
 from paceline.distributed.launch_record import this_launch
 from paceline.errors import UserError
+from paceline.interrupts import cleanup_on_exit
 
 RUNS = Path("runs")
 AUTO = "auto"
@@ -107,12 +108,12 @@ class RunDir:
             run = RunDir(self.path.with_name(f"{self.path.name}_{attempt}"))
         else:
             raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
+        folders = [run.checkpoints, *missing] if is_new else []
         try:
-            yield run
+            with cleanup_on_exit(lambda: _remove_empty(folders)):
+                yield run
         finally:
             os.close(lock)
-            if is_new:
-                _remove_empty([run.checkpoints, *missing])
 
     def write_config(self, config: TrainConfig) -> None:
         text = config.to_yaml()
@@ -150,6 +151,14 @@ class RunDir:
         except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    def mark_ended(self, status: str, cause: str | None = None) -> bool:
+        """Write how the run ended to result.json if its ranks ended before they could; return whether that was so."""
+        result = self.result()
+        if result.get("status") != "running":
+            return False
+        self.write_result(**(result | {"status": status, "cause": cause}))
+        return True
 
     @classmethod
     def _newest(cls, task: str | None) -> "RunDir":

@@ -27,14 +27,16 @@ from paceline.distributed.group import Group, differences
 from paceline.distributed.launch_record import LaunchRecord, merged, this_launch
 from paceline.distributed.rank import Rank, die_with_launcher, this_rank, tune_torch, under_elastic_agent
 from paceline.distributed.worlds import cut, joined, on_cpu, shares
+from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
+from paceline.interrupts import NOTICE, SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.plan import Plan, Start, load_start, make_plan
 from paceline.run_dir import RunDir
 from paceline.versions import versions
 
-# Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
+# Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is interrupted and undone, where
+# there is one rank and the env can restore its state.
 PATIENCE_SECONDS = 0.5
 # A rank that stops because another was asked to waits so long to be asked itself: its launcher, which may be about to
 # start all ranks anew, would take an earlier end for the end of the run.
@@ -85,6 +87,11 @@ class _Worker:
                 self.run.error_file.write_text(details)
                 if self.result:
                     self.run.write_result(**self.result("failed", str(failure)))
+
+    def mark_interrupted(self) -> None:
+        """Record in result.json that the run ends at once, without a checkpoint."""
+        if self.rank.is_main:
+            self.run.mark_ended("interrupted")
 
     def end_with_others(self, failure: Failure) -> None:
         """Record the failure of another rank. The watch ends this process afterwards."""
@@ -153,7 +160,8 @@ def _run(
             checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
             run.write_config(config)
         session.write_result(run, "running")
-        with Interrupts(0.0 if group.alone else SAME_REQUEST_SECONDS) as interrupts:
+        same_seconds, notice = 0.0 if group.alone else SAME_REQUEST_SECONDS, NOTICE if rank.is_main else ""
+        with Interrupts(same_seconds, notice, worker.mark_interrupted) as interrupts:
             session.loop(run, consoles, interrupts)
             session.save(run)
             status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
@@ -309,7 +317,8 @@ class Session:
         seconds, loop_started = math.inf, time.monotonic()
         try:
             while learner.iteration < config.max_iterations and not news.stop:
-                cut_in = seconds > PATIENCE_SECONDS and self.group.alone
+                # Other envs than our own may not restore their state exactly, or not survive an exception in a step.
+                cut_in = seconds > PATIENCE_SECONDS and self.group.alone and isinstance(self.env, RobotEnv)
                 before, started = learner.state() if cut_in else None, time.monotonic()
                 try:
                     with interrupts.cutting_in(cut_in):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.signals import DEFAULT_SIGNALS
+
 TASK = '''"""Cartpole that fails once: FAULT=KIND:RANK:STEP:FILE, where FILE is made when it has happened.
 Or while it is built: BUILD=KIND:RANK."""
 
@@ -79,7 +81,7 @@ def start(cwd: Path, site: Path, *words: str, **variables: str) -> subprocess.Po
     """`paceline WORDS`, in a process group of its own."""
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words],
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words],
         cwd=cwd,
         env=environment,
         text=True,
@@ -95,14 +97,14 @@ def children(pid: int) -> list[int]:
     return [int(child) for file in files for child in file.read_text().split()]
 
 
-def left_behind(mark: str) -> list[str]:
-    """Processes whose command line has `mark` in it."""
-    found = []
+def left_behind(mark: str) -> dict[int, str]:
+    """Processes whose command line has `mark` in it: the command lines by process ID."""
+    found = {}
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = file.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
         if mark in words:
-            found.append(words)
+            found[int(file.parent.name)] = words
     return found

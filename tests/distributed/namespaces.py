@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.signals import DEFAULT_SIGNALS
+
 # A node's own host name and its own /etc/hosts, then the command, in the same process.
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
@@ -31,7 +33,7 @@ class Node:
         enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [*enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
+                [*DEFAULT_SIGNALS, *enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

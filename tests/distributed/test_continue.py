@@ -85,7 +85,7 @@ def test_resume_auto_means_the_same_run_after_a_restart(site: Path, tmp_path: Pa
         process.kill()
     assert result(run)["status"] == "interrupted"
     assert {file: file.read_bytes() for file in other.rglob("*") if file.is_file()} == before
-    assert left_behind(str(run)) == []
+    assert left_behind(str(run)) == {}
 
 
 def test_a_reused_rendezvous_id_starts_a_new_run(site: Path, tmp_path: Path):

@@ -37,7 +37,7 @@ def train(cwd: Path, site: Path, *words: str, fault: str = "", **variables: str)
         said, complained = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert left_behind(str(run)) == []
+    assert left_behind(str(run)) == {}
     since = time.time() - float(file.read_text()) if fault else 0.0
     return process.returncode, said, complained, since
 
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
     assert process.returncode == 130
     assert result(tmp_path)["status"] == "interrupted"
     assert "go on" in said
-    assert left_behind(str(run)) == []
+    assert left_behind(str(run)) == {}
     iterations = result(tmp_path)["iterations"]
     assert checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]["iteration"] == iterations
     process = start(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from paceline import checkpoint
 from tests.distributed.faults import install, start
 from tests.distributed.namespaces import Node, network
+from tests.signals import processes_of_group
 
 SECONDS = 60.0
 # torchrunx gives a rank that does not end 30 s.
@@ -83,23 +84,13 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path)
             # A terminal sends Ctrl-C to all processes of its foreground group: launcher, agent and ranks.
             (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
             assert process.wait(SOON) == 130
-            until(lambda: not lives(process.pid), SOON)
+            until(lambda: not processes_of_group(process.pid), SOON)
         finally:
             process.kill()
     found = result(tmp_path)
     assert found["status"] == "interrupted"
     newest = checkpoint.load(checkpoint.newest(run / "checkpoints"))
     assert newest["learner"]["iteration"] == found["iterations"]
-
-
-def lives(group: int) -> bool:
-    """Whether any process of a group does."""
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, _, of_group, *_ = file.read_text().rsplit(")", 1)[1].split()
-            if int(of_group) == group and state != "Z":
-                return True
-    return False
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import threading
+import time
 from typing import Any
 
 import gymnasium
@@ -45,6 +46,14 @@ class CountingInParts(Counting):
 
     def observation(self) -> Any:
         return {"start": np.float32(self.start), "count": {"twice": np.full((2, 1), self.count, np.float32)}}
+
+
+class Slow(Counting):
+    """Takes 10 ms for a step."""
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.01)
+        return super().step(action)
 
 
 LOCK = threading.Lock()
@@ -103,6 +112,7 @@ class CountingTogether(VectorEnv):
 gymnasium.register("Counting-v0", f"{__name__}:Counting", max_episode_steps=TIME_LIMIT)
 gymnasium.register("CountingInParts-v0", f"{__name__}:CountingInParts", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Endless-v0", f"{__name__}:Counting")
+gymnasium.register("Slow-v0", f"{__name__}:Slow", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Locking-v0", f"{__name__}:Locking", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Switch-v0", f"{__name__}:Switch")
 gymnasium.register("Named-v0", f"{__name__}:Named")

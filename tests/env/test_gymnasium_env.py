@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import interrupts
+from paceline import checkpoint, interrupts
 from paceline.build import build
 from paceline.config import TrainConfig
 from paceline.distributed.group import Group
@@ -37,6 +38,7 @@ from paceline.settings.skrl import SkrlConfig
 from paceline.tasks import registry
 from paceline.train import train
 from tests.env.counting import LOCK, TIME_LIMIT
+from tests.signals import DEFAULT_SIGNALS, processes_of_group
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "gymnasium:tests.env.counting:Counting-v0"
@@ -291,7 +293,7 @@ def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Pat
 
 def paceline(*words: str, cwd: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "paceline", *words]
+    command = [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words]
     return subprocess.Popen(
         command,
         cwd=cwd,
@@ -323,16 +325,64 @@ def test_a_world_starts_while_a_thread_here_holds_a_lock():
         assert env.reset()["policy"].shape == (3, 2)
 
 
-def test_ctrl_c_reaches_the_trainer_and_not_the_processes_of_its_worlds(tmp_path: Path):
-    words = ["--env.vectorization", "async", "--num-envs", "2", "--gpu-ids", "none", "--max-iterations", "100000"]
-    process = paceline("train", COUNTING, *words, "--run-dir", "run", "--logger", "none", cwd=tmp_path)
+@contextmanager
+def training_slowly(cwd: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A run whose iterations take more than a second each, after the first of them."""
+    words = ("--num-envs", "2", "--gpu-ids", "none", "--max-iterations", "100000", "--logger", "none", *words)
+    process = paceline("train", "gymnasium:tests.env.counting:Slow-v0", "--run-dir", "run", *words, cwd=cwd)
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("iteration"):
-            break
-    os.killpg(process.pid, signal.SIGINT)
+    try:
+        for line in process.stdout:
+            if line.startswith("iteration"):
+                break
+        yield process
+    finally:
+        process.kill()
+        for pid in processes_of_group(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ended_without_processes_left(process: subprocess.Popen[str]) -> str:
+    """Wait for a run that was asked to stop; return what it printed to standard error."""
     _, said = process.communicate(timeout=60.0)
-    assert (process.returncode, said) == (interrupts.EXIT_CODE, "")
+    deadline = time.monotonic() + 10.0
+    while processes_of_group(process.pid):
+        assert time.monotonic() < deadline, "processes are left"
+        time.sleep(0.05)
+    assert process.returncode == interrupts.EXIT_CODE, said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("vectorization", "number", "to_group"),
+    [
+        ("sync", signal.SIGINT, False),
+        ("async", signal.SIGINT, False),
+        ("async", signal.SIGINT, True),
+        ("async", signal.SIGTERM, True),
+        ("async", signal.SIGHUP, True),
+    ],
+)
+def test_a_request_to_stop_in_a_long_iteration_finishes_it_and_leaves_a_checkpoint(
+    vectorization: str, number: signal.Signals, to_group: bool, tmp_path: Path
+):
+    with training_slowly(tmp_path, "--env.vectorization", vectorization) as process:
+        # A terminal sends Ctrl-C to all processes of the group, a scheduler SIGTERM to all processes of a job.
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        assert ended_without_processes_left(process) == f"{interrupts.NOTICE}\n"
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    newest = checkpoint.load(checkpoint.newest(tmp_path / "run" / "checkpoints"))
+    assert newest["learner"]["iteration"] == result["iterations"] >= 1
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_and_result_json_says_so(tmp_path: Path):
+    with training_slowly(tmp_path, "--env.vectorization", "async") as process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"{interrupts.NOTICE}\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert "Traceback" not in ended_without_processes_left(process)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
 
 

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paceline.distributed.failure import REFUSAL_EXIT_CODE
+from paceline.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
 
 
 class RankFailedError(Exception):
@@ -39,8 +40,8 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
     """Run `paceline WORDS` in as many processes as there are ranks. When one fails, end all and start all again, up to
     `max_restarts` times, unless a rank refused its input: then a restart would not help."""
     os.environ.update(QUIRKS)
-    # The ranks print what is known of a failure, in fewer words.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    # What torch logs of a failure or a signal, the ranks print in fewer words.
+    logging.disable(logging.CRITICAL)
     run_id = uuid.uuid4().hex
     for restart in range(max_restarts + 1):
         try:
@@ -56,6 +57,7 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
 
 
 def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
+    raise_keyboard_interrupt()
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         config = LaunchConfig(
             min_nodes=1,
@@ -67,6 +69,7 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
+            signals_to_handle=signals_to_handle(),
         )
         try:
             # -P: no rank imports modules of the current directory.
@@ -74,7 +77,16 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
+            # Torch's handlers raise; what is left to do here and in the caller takes no time.
+            ignore()
             end_descendants()
+
+
+def signals_to_handle(*required: signal.Signals) -> str:
+    """Names of the signals for which torch's launcher installs handlers, separated by commas: all that it handles by
+    default, except those that this process inherited as ignored and that are not `required`."""
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    return ",".join(number.name for number in handled if number in required or number not in INHERITED_IGNORED)
 
 
 def end_descendants(patience_seconds: float = 0.0) -> None:

@@ -7,13 +7,14 @@ ranks anew after a failure; torch's elastic launcher does.
 import logging
 import os
 import runpy
+import signal
 import sys
 import time
 from functools import partial
 
 from paceline import interrupts
 from paceline.errors import UserError
-from paceline.launch.local import RankFailedError, end_descendants
+from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 
 SAFE_PATH = "PYTHONSAFEPATH"
 # What a rank prints goes to the launcher through a thread of its own.
@@ -29,6 +30,9 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
     except ModuleNotFoundError:
         raise UserError("--launcher torchrunx needs torchrunx (GPL-3.0): pip install 'paceline[torchrunx]'") from None
     hosts = hosts or ("localhost",)
+    # Read by torch in torchrunx's agents, which start the ranks. torchrunx copies TORCH* variables to the agents, and
+    # ends them with SIGTERM.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signals_to_handle(signal.SIGTERM)
     launcher = torchrunx.Launcher(
         hostnames=list(hosts),
         workers_per_host=ranks,
@@ -37,11 +41,13 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         # Its agents are started by `python -m`, and must not import modules of the current directory.
         extra_env_vars={SAFE_PATH: "1"},
     ).set_logging_handlers(partial(_handlers, hosts[0]))
+    interrupts.raise_keyboard_interrupt()
     try:
         ended = launcher.run(_work, words)
     except Exception as error:
         raise RankFailedError(f"{type(error).__name__}: {error}") from error
     finally:
+        interrupts.ignore()
         end_descendants(_LAST_SECONDS)
     worst = max(code for codes in ended.results.values() for code in codes)
     if worst:

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from multiprocessing import resource_tracker
-from typing import Any, Literal
+from multiprocessing import resource_tracker, util
+from multiprocessing.connection import Connection
+from typing import Any, Literal, cast
 
 import torch
 import yaml
 
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
 from paceline.errors import UserError, first_line
+from paceline.interrupts import SIGNALS
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
 from paceline.settings.rsl_rl import RslRlConfig
@@ -130,13 +132,19 @@ def _make(
         keywords = {"disable_env_checker": True, "max_episode_steps": time_limit(spec) or EPISODE_STEPS} | keywords
         vector: dict[str, Any] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
         if mode == "async":
-            vector["context"] = _fork_server(spec)
+            from paceline.env.gymnasium_worker import run_worker
+
+            vector |= {"context": _fork_server(spec), "worker": run_worker}
         keywords["vector_kwargs"] = vector
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} has no vector environment of its own; use sync or async")
     try:
-        with _imports_as_here(), _deaf_to_ctrl_c():
+        with _imports_as_here(), _signals_blocked():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
+        if mode == "async":
+            # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them: close their pipes
+            # first.
+            util.Finalize(None, _close_pipes, args=(cast("Any", envs).parent_pipes,), exitpriority=0)
         return GymnasiumEnv(envs, device, seed, first_world)
     except UserError:
         raise
@@ -144,6 +152,11 @@ def _make(
         # Each env's author raises what they like about what it was made with.
         given = f" with {' '.join(options.options)}" if options.options else ""
         raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _close_pipes(pipes: list[Connection]) -> None:
+    for pipe in pipes:
+        pipe.close()
 
 
 def _spec(name: str) -> Any:
@@ -183,7 +196,8 @@ def _fork_server(spec: Any) -> str:
     that is forked while one of them holds a lock waits for ever."""
     # Imported there once, not in every world.
     place = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
-    multiprocessing.set_forkserver_preload(["gymnasium", *filter(None, [place.split(":")[0]])])
+    own = "paceline.env.gymnasium_worker"
+    multiprocessing.set_forkserver_preload(["gymnasium", own, *filter(None, [place.split(":")[0]])])
     return "forkserver"
 
 
@@ -202,13 +216,14 @@ def _imports_as_here() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started inside never hear Ctrl-C, which a terminal sends to all: what it means is for the trainer to
-    say."""
-    # Where it is not there yet, its start would let Ctrl-C through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _signals_blocked() -> Iterator[None]:
+    """Block `interrupts.SIGNALS` for the processes that are started inside: the process that env processes are forked
+    from, and Python's resource tracker. The trainer decides what a signal means."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
+        # Starting the resource tracker unblocks SIGINT and SIGTERM.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
