@@ -29,6 +29,7 @@ from paceline.errors import UserError
 from paceline.interrupts import SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run_dir import RunDir
+from paceline.settings import check_samples
 from paceline.versions import versions
 
 # Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is cut off and undone.
@@ -196,7 +197,11 @@ def _tell_all(error: Exception, life: _Life) -> Failure:
     failure = Failure(rank.index, rank.host, cause, where)
     if group.watch:
         # What came over from another rank is for that one to tell.
-        infected = isinstance(error, UnusableNumberError) and life.session is not None and life.session.learner.sound()
+        infected = (
+            isinstance(error, UnusableNumberError)
+            and life.session is not None
+            and life.session.learner.first_non_finite() is None
+        )
         failure = group.watch.report(cause, where, echo=infected or isinstance(error, PeerLostError))
     life.write_down(failure, traceback.format_exc())
     return failure
@@ -211,7 +216,9 @@ class Session:
         if total_envs < self.rank.world_size:
             raise UserError(f"{total_envs} worlds are too few for {self.rank.world_size} ranks: each needs one")
         self.total_envs, self._restarts = total_envs, restarts
-        self.worlds = shares(total_envs, self.rank.world_size)[self.rank.index]
+        worlds = shares(total_envs, self.rank.world_size)
+        check_samples(config.settings, min(map(len, worlds)))
+        self.worlds = worlds[self.rank.index]
         self.env, self.learner = build(config, group, self.worlds)
         self.steps_per_iteration = total_envs * config.settings.horizon
         self.episodes = EpisodeMeans()
@@ -324,14 +331,21 @@ class Session:
             values[f"faults/{fault}"] = values.pop(fault)
         for name, value in values.items():
             if not math.isfinite(value):
-                raise UnusableNumberError(
-                    f"{name} became {value} in iteration {self.learner.iteration}: "
-                    f"try a smaller {flag(self.config.settings, 'learning_rate')}, or resume from an earlier checkpoint"
-                )
+                raise UnusableNumberError(self._explain(name, value))
         self.episodes.add(sums)
         self.totals["env_steps"] += self.steps_per_iteration
         values["speed/steps_per_second"] = self.steps_per_iteration / seconds
         return values | {n if "/" in n else f"episode/{n}": mean for n, mean in self.episodes.means().items()}
+
+    def _explain(self, name: str, value: float) -> str:
+        """Say why a metric is not finite: because of the task, or else of the settings."""
+        found, number = self.learner.first_non_finite(), self.learner.iteration
+        if found:
+            return f"{found} of iteration {number}: check how the task {self.config.task} computes it"
+        rate = flag(self.config.settings, "learning_rate")
+        return (
+            f"{name} became {value} in iteration {number}: try a smaller {rate}, or resume from an earlier checkpoint"
+        )
 
     def save(self, run: RunDir) -> None:
         """A checkpoint of the present iteration, unless there is one. The worlds of all ranks come together in it, so

@@ -11,6 +11,8 @@ class RslRlConfig:
     """RSL-RL's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "rsl-rl"
+    horizon_field: ClassVar[str] = "num_steps_per_env"
+    minibatches_field: ClassVar[str] = "num_mini_batches"
 
     num_steps_per_env: int = 24
     """Steps per world and iteration."""

@@ -11,6 +11,8 @@ class SkrlConfig:
     """skrl's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "skrl"
+    horizon_field: ClassVar[str] = "rollouts"
+    minibatches_field: ClassVar[str] = "mini_batches"
 
     rollouts: int = 24
     """Steps per world and iteration."""
