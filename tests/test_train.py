@@ -9,12 +9,19 @@ import pytest
 import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 from paceline import checkpoint
 from paceline.config import TrainConfig
+from paceline.env.task import Worlds
 from paceline.errors import UserError
 from paceline.run_dir import RunDir
+from paceline.settings import Settings
 from paceline.settings.ppo import PpoConfig
+from paceline.settings.rsl_rl import RslRlConfig
+from paceline.settings.skrl import SkrlConfig
+from paceline.tasks import cartpole
+from paceline.tasks.cartpole import Cartpole
 from paceline.train import TrainingFailedError, train
 
 SETTINGS = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,))
@@ -156,6 +163,56 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
     assert "became" in result["cause"]
+
+
+@pytest.mark.parametrize("learner", ["ppo", "rsl_rl"])
+def test_a_reward_that_is_not_finite_is_blamed_on_the_task(
+    learner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reward = Cartpole.reward
+
+    def broken(task: Cartpole, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        terms = reward(task, worlds, terminated)
+        late = (worlds.episode_step == 3) & (torch.arange(len(worlds.qpos)) == 7)
+        return terms | {"cart_speed": terms["cart_speed"].masked_fill(late, torch.inf)}
+
+    monkeypatch.setattr(Cartpole, "reward", broken)
+    said = (
+        r"reward term 'cart_speed' of env 7 became inf in step 3 of the rollout of iteration 1: check how the task "
+        r"cartpole computes it"
+    )
+    with pytest.raises(TrainingFailedError, match=said) as failed:
+        run(tmp_path / "run", 5, learner=learner, settings=cartpole.ENTRY.settings(learner))
+    assert "learning-rate" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("learner", "settings", "said"),
+    [
+        (
+            "rsl_rl",
+            RslRlConfig(num_steps_per_env=2, num_mini_batches=9, hidden_dims=(8,)),
+            r"--rsl-rl\.num-mini-batches 9 is more than 8 samples, .* \(envs x steps: 4 x 2\): use at most 8, or more "
+            r"envs \(--num-envs, --total-envs\) or steps \(--rsl-rl\.num-steps-per-env\)",
+        ),
+        (
+            "skrl",
+            SkrlConfig(rollouts=2, mini_batches=9, layers=(8,)),
+            r"--skrl\.mini-batches 9 is more than 8 samples, .* or steps \(--skrl\.rollouts\)",
+        ),
+    ],
+)
+def test_fewer_samples_than_minibatches_are_refused_before_training(
+    learner: str, settings: Settings, said: str, tmp_path: Path
+):
+    with pytest.raises(UserError, match=said):
+        run(tmp_path / "run", 2, num_envs=4, learner=learner, settings=settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_many_samples_as_minibatches_are_enough(tmp_path: Path):
+    settings = RslRlConfig(num_steps_per_env=2, num_mini_batches=8, hidden_dims=(8,))
+    assert run(tmp_path / "run", 2, num_envs=4, learner="rsl_rl", settings=settings).result()["status"] == "completed"
 
 
 def test_a_checkpoint_of_other_sizes_is_refused_with_the_remedy(tmp_path: Path):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import inspect
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +89,11 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
     found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
-    if config.env.get("robot"):
+    robot = config.env.get("robot")
+    # An option of another package's task may have this name and be something else.
+    if isinstance(robot, str) and os.path.isfile(robot):
         # Without what it includes.
-        found["file of --env.robot"] = _digest([Path(config.env["robot"])])
+        found["file of --env.robot"] = _digest([Path(robot)])
     found[f"code of task {config.task}"] = _digest([Path(inspect.getfile(registry.find(config.task).task))])
     return found
 

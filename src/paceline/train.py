@@ -33,6 +33,7 @@ from paceline.interrupts import NOTICE, SAME_REQUEST_SECONDS, Interrupts, ignore
 from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.plan import Plan, Start, load_start, make_plan
 from paceline.run_dir import RunDir
+from paceline.settings import check_samples
 from paceline.versions import versions
 
 # Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is interrupted and undone, where
@@ -139,7 +140,7 @@ def _run(
     if plan.completed:
         raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.")
     start = _agree(group, lambda: load_start(plan, config, group.size))
-    envs = _own_envs(config, start.total_envs, rank)
+    envs = _agree(group, lambda: _share_envs(config, start.total_envs, group.size))[rank.index]
     members = _check_ranks_agree(config, group, len(envs))
     with ExitStack() as stack:
         run = _agree(group, lambda: stack.enter_context(plan.run.held(plan.is_new)))
@@ -185,11 +186,13 @@ def _agree(group: Group, decide: Callable[[], Any]) -> Any:
     return decision
 
 
-def _own_envs(config: TrainConfig, total_envs: int, rank: Rank) -> range:
-    """Return the global indices of this rank's envs."""
-    if total_envs < rank.world_size:
-        raise _SharedRefusalError(f"{total_envs} envs are too few for {rank.world_size} ranks: each needs one")
-    return shares(total_envs, rank.world_size)[rank.index]
+def _share_envs(config: TrainConfig, total_envs: int, ranks: int) -> list[range]:
+    """Return the global indices of each rank's envs."""
+    if total_envs < ranks:
+        raise UserError(f"{total_envs} envs are too few for {ranks} ranks: each needs one")
+    found = shares(total_envs, ranks)
+    check_samples(config.settings, min(map(len, found)))
+    return found
 
 
 def _check_ranks_agree(config: TrainConfig, group: Group, num_envs: int) -> list[dict[str, str]]:
@@ -242,7 +245,8 @@ def _fail_on_all_ranks(error: Exception, worker: _Worker, group: Group) -> Failu
     failure = Failure(group.rank.index, group.rank.host, _cause(error), log)
     if group.watch:
         # A value that became NaN on another rank is reported there.
-        infected = isinstance(error, UnusableNumberError) and session is not None and session.learner.sound()
+        own = session.learner.first_non_finite() if session else None
+        infected = isinstance(error, UnusableNumberError) and own is None
         failure = group.watch.report(failure, echo=infected or isinstance(error, PeerLostError))
     worker.record(failure, traceback.format_exc())
     return failure
@@ -361,14 +365,21 @@ class Session:
             values[f"faults/{fault}"] = values.pop(fault)
         for name, value in values.items():
             if not math.isfinite(value):
-                raise UnusableNumberError(
-                    f"{name} became {value} in iteration {self.learner.iteration}: "
-                    f"try a smaller {flag(self.config.settings, 'learning_rate')}, or resume from an earlier checkpoint"
-                )
+                raise UnusableNumberError(self._explain(name, value))
         self.episodes.add(sums)
         self.totals["env_steps"] += self.steps_per_iteration
         values["speed/steps_per_second"] = self.steps_per_iteration / seconds
         return values | {n if "/" in n else f"episode/{n}": mean for n, mean in self.episodes.means().items()}
+
+    def _explain(self, name: str, value: float) -> str:
+        """Say why a metric is not finite: because of the task, or else of the settings."""
+        found, number = self.learner.first_non_finite(), self.learner.iteration
+        if found:
+            return f"{found} of iteration {number}: check how the task {self.config.task} computes it"
+        rate = flag(self.config.settings, "learning_rate")
+        return (
+            f"{name} became {value} in iteration {number}: try a smaller {rate}, or resume from an earlier checkpoint"
+        )
 
     def save(self, run: RunDir) -> None:
         """A checkpoint of the present iteration, unless there is one. The worlds of all ranks come together in it, so

@@ -64,6 +64,11 @@ def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, cause: str, rank
     assert "Traceback" in log.read_text()
     assert result(tmp_path)["status"] == "failed"
     assert cause in result(tmp_path)["cause"]
+    if kind == "nan":
+        # Each rank has 6 envs, and its first one is named by its number over all ranks.
+        assert f"reward term 'alive' of env {6 * rank} became nan in step 3 of the rollout of iteration 8" in line
+        assert "check how the task faulty computes it" in line
+        assert "learning-rate" not in line
 
 
 def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):

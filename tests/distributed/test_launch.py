@@ -53,6 +53,15 @@ def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
     assert [e.step for e in events.Scalars("seconds/collect/max")] == [1, 2, 3]
 
 
+def test_too_few_samples_on_the_smallest_rank_are_refused_by_all(tmp_path: Path):
+    few = ["--total-envs", "3", "--skrl.rollouts", "2", "--skrl.mini-batches", "4", "--gpu-ids", "none"]
+    done = paceline(tmp_path, "train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run")
+    assert done.returncode == 2
+    assert "--skrl.mini-batches 4 is more than 2 samples" in done.stderr
+    assert "(envs x steps: 1 x 2)" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("elastic", [["--standalone"], ["--nnodes=1", "--master_addr=127.0.0.1"]])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_torch_distributed_run_starts_the_ranks(elastic: list[str], ranks: int, tmp_path: Path):

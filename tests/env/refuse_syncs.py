@@ -21,6 +21,7 @@ from paceline.env.task import (
     Measures,
     Pushes,
     Randomizes,
+    Resamples,
     Senses,
     Start,
     TaskWithMemory,
@@ -203,6 +204,13 @@ class _WithMemory(GuardedTask):
         return parts
 
 
+class _Resampling(_WithMemory):
+    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        with self.guard("resample", worlds):
+            parts = self._task.resample(worlds, uniform)
+        return self._checked_parts("resample", parts, len(uniform))
+
+
 class _WithConstants(GuardedTask):
     def constants(self) -> dict[str, tuple[float, ...]]:
         return self._task.constants()
@@ -239,6 +247,7 @@ class _Sensing(GuardedTask):
 def guarded(task: AnyTask) -> Any:
     """With those of the guards that the task has something for."""
     kinds = {
+        Resamples: _Resampling,
         TaskWithMemory: _WithMemory,
         HasConstants: _WithConstants,
         Pushes: _Pushing,

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.env import draw
 from paceline.env.randomization import _WITHOUT_CONSEQUENCES, Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task
+from paceline.env.task import Start, Task, Worlds
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from tests.env.drift import Drift
@@ -137,6 +137,83 @@ def test_worlds_on_another_rank_are_the_same_worlds():
     whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_world=3)
     for one, other in zip(run(whole, 25), run(part, 25), strict=True):
         assert torch.equal(one.obs["policy"][3:5], other.obs["policy"])
+
+
+@dataclass(frozen=True)
+class Odometer(Drift):
+    """Adds up where the block was, over all episodes."""
+
+    step_numbers: int = 0
+
+    def memory(self) -> dict[str, int]:
+        return {"total": 1, "largest": 1, "level": 1}
+
+    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        memory = worlds.memory
+        return {"total": memory["total"] + worlds.qpos, "largest": torch.maximum(memory["largest"], worlds.qpos)}
+
+    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
+        # `total` is left out, and the others build on what there is.
+        memory = {name: worlds.memory[name] + 1.0 for name in ("largest", "level")}
+        return Start(*self.reset(uniform), memory)
+
+
+def test_memory_that_start_leaves_out_or_builds_on_is_finite_after_an_env_blew_up():
+    env, sound = RobotEnv(Odometer(), 3), RobotEnv(Odometer(), 3)
+    for each in (env, sound):
+        run(each, 3)
+    state = env.state()
+    state["sim/qpos"][1] = torch.nan
+    env.load_state(state)
+    for each in (env, sound):
+        assert each.step(torch.zeros(3, 1)).terminated.tolist() == [False, each is env, False]
+    memory = env.worlds.memory
+    assert [memory[name][1, 0].item() for name in ("total", "largest")] == [0.0, 1.0]
+    assert memory["level"][1, 0] == sound.worlds.memory["level"][1, 0] + 1.0
+    for name, part in memory.items():
+        assert torch.equal(part[[0, 2]], sound.worlds.memory[name][[0, 2]])
+    run(env, 30)
+    assert all(part.isfinite().all() for part in memory.values())
+
+
+@dataclass(frozen=True)
+class Commanded(Lively):
+    """Samples the command after every step; the reward is the command."""
+
+    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        return {"steps": worlds.memory["steps"] + 1.0}
+
+    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        return {"command": uniform, "steps": worlds.memory["steps"] + 0.5}
+
+    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
+        start = super().start(worlds, uniform)
+        return start._replace(memory=start.memory | {"command": -uniform[:, :1]})
+
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        return {"command": worlds.memory["command"][:, 0]}
+
+
+def test_a_command_is_resampled_after_the_step_was_judged_and_before_the_next_observation():
+    env = RobotEnv(Commanded(wall=0.3), 8, seed=SEED)
+    obs, ended = env.reset()["policy"], 0
+    for _ in range(25):
+        now = env.state()["steps"]
+        step = env.step(torch.zeros(8, 1))
+        assert torch.equal(step.reward, obs[:, COMMAND])
+        assert torch.equal(step.final_obs["policy"][:, COMMAND], obs[:, COMMAND])
+        done = step.terminated | step.truncated
+        sampled = draw.uniform(SEED, torch.arange(8), now, draw.Stream.STEP, 1)[:, 0]
+        started = -draw.uniform(SEED, torch.arange(8), now, draw.Stream.RESET, 2)[:, 0]
+        assert torch.equal(step.obs["policy"][:, COMMAND], torch.where(done, started, sampled))
+        counted = step.final_obs["policy"][:, STEPS] + 0.5
+        assert torch.equal(step.obs["policy"][:, STEPS], torch.where(done, 0.0, counted))
+        obs, ended = step.obs["policy"], ended + int(done.sum())
+    assert ended > 8
+
+
+def test_resampling_can_be_captured():
+    assert run_refusing_syncs(Commanded(wall=0.05)).calls["resample"] >= 64
 
 
 def test_it_can_be_captured():

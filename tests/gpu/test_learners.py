@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.build import build
 from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Worlds
+from paceline.learners.adapters import make
 from paceline.learners.rsl_rl import RslRl
 from paceline.metrics import EpisodeMeans
 from paceline.settings import LEARNERS
@@ -34,13 +38,41 @@ def test_cartpole_is_learnt(name: str):
         values = learner.learn()
         means.add({key: values[key] for key in ("episodes", *env.log_names)})
     assert means.means()["length"] >= LONG_ENOUGH
-    assert learner.sound()
+    assert learner.first_non_finite() is None
     saved = learner.state()
     learner.learn()
     learner.load_state(saved)
     assert learner.iteration == saved["iteration"]
     obs = env.reset()["policy"]
     assert learner.policy()(obs.cpu()).shape == (1024, 1)
+
+
+@dataclass(frozen=True)
+class Broken(Cartpole):
+    """Its episodes do not terminate; in the third control step of one env the reward is not a number."""
+
+    def terminated(self, worlds: Worlds) -> Tensor:
+        return torch.zeros_like(worlds.episode_step, dtype=torch.bool)
+
+    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(worlds, terminated)
+        one = torch.arange(len(terminated), device=terminated.device) == 5
+        return terms | {"alive": terms["alive"].masked_fill(one & (worlds.episode_step == 3), torch.nan)}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: str):
+    group, settings = Group(Rank(device=CUDA)), ENTRY.settings(name)
+    learner = make(name, RobotEnv(Broken(), 64, "auto", CUDA, first_world=100), settings, 0, group)
+    state = learner.state()
+    # The first two iterations, of which the second is captured, are before the third control step.
+    state["worlds"]["env"]["episode_step"] -= 2 * settings.horizon
+    learner.load_state(state)
+    for _ in range(2):
+        learner.learn()
+        assert learner.first_non_finite() is None
+    learner.learn()
+    assert learner.first_non_finite() == "reward term 'alive' of env 105 became nan in step 3 of the rollout"
 
 
 def test_rsl_rls_graphs_do_what_plain_calls_do():

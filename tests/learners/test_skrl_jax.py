@@ -219,12 +219,6 @@ def test_a_fixed_learning_rate_stays_and_the_divergence_is_still_told():
     assert values["policy/kl"] > 0.0
 
 
-def test_more_minibatches_than_samples_are_refused():
-    learner = make(dataclasses.replace(SMALL, mini_batches=64))
-    with pytest.raises(UserError, match=r"--skrl\.mini-batches 64 is more than the 32 samples"):
-        learner.learn()
-
-
 def learn_as_rank() -> dict[str, Any]:
     """On ranks of unequal size, in a process where a launcher's variables are set."""
     import skrl

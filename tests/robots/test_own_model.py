@@ -9,6 +9,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
@@ -360,3 +361,24 @@ def test_the_humanoid_task_takes_the_robot_of_a_file(tmp_path: Path):
 
     env = RobotEnv(G1Velocity(robot=written(g1.spec(), tmp_path / "g1.xml", heavier)), 2)
     assert env.sim.model.body("pelvis").mass[0] == pytest.approx(5.5)
+
+
+def test_the_humanoid_is_penalized_at_the_joint_limits_of_the_file(tmp_path: Path):
+    def stiff_elbow(tree: Tree) -> None:
+        next(iter(body(tree, "left_elbow_link").findall("joint"))).set("range", "-0.2 0.4")
+
+    file = written(g1.spec(), tmp_path / "g1.xml", stiff_elbow)
+    nobody, bent = torch.zeros(2, dtype=torch.bool), torch.tensor([0.3, 1.0])
+    terms = []
+    for robot in ("", file):
+        env = RobotEnv(G1Velocity(robot=robot), 2)
+        elbow = env.sim.model.joint("left_elbow_joint").qposadr[0]
+        state = env.state()
+        state["sim/qpos"][:] = torch.from_numpy(env.sim.model.key("home").qpos)
+        state["sim/qpos"][:, elbow] = bent
+        env.load_state(state)
+        terms.append(env.task.reward(env.worlds, nobody)["limits"] / env.control_seconds)
+    ours, theirs = terms
+    assert ours.tolist() == [0.0, 0.0]
+    # Twice the angle beyond 0.95 of the limit.
+    assert theirs.tolist() == pytest.approx([0.0, -2.0 * (1.0 - 0.95 * 0.4)], abs=1e-5)

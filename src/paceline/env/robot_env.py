@@ -16,6 +16,7 @@ from paceline.env.task import (
     Measures,
     Pushes,
     Randomizes,
+    Resamples,
     Senses,
     Start,
     Task,
@@ -71,6 +72,7 @@ class RobotEnv:
         check_timing(task)
         # Asked once: to ask of a protocol takes as long as a small tensor operation.
         self._recalls = task if isinstance(task, TaskWithMemory) else None
+        self._resamples = task if isinstance(task, Resamples) else None
         self._measures = task if isinstance(task, Measures) else None
         randomization = task.randomization if isinstance(task, Randomizes) else ()
         model = task.model()
@@ -210,6 +212,12 @@ class RobotEnv:
         for name, part in memory.items():
             self._memory[name].copy_(torch.where(worlds.unsqueeze(1), part, self._memory[name]))
 
+    def _forget_non_finite(self, failed: Tensor) -> None:
+        """Replace what is not finite in the memory of envs that blew up: `start` may build on it, or leave it as it is.
+        Finite values, such as a curriculum's level, are kept."""
+        for part in self._memory.values():
+            part.masked_fill_(failed.unsqueeze(1) & ~part.isfinite(), 0.0)
+
     def _measured(self) -> dict[str, Tensor]:
         return self._measures.measure(self._worlds) if self._measures else {}
 
@@ -248,7 +256,11 @@ class RobotEnv:
         self._episode.copy_(_zero_where(done, log))
         if self._means:
             log = torch.cat((log[:, : -self._means], log[:, -self._means :] / log[:, :1]), dim=1)
+        if failed is not None:
+            self._forget_non_finite(failed)
+        resampled = self._resamples.resample(worlds, numbers.advance) if self._resamples else {}
         start = self._starts(numbers.start)
+        self._take(resampled, ~done)
         self._take(start.memory, done)
         if self._recent:
             self._recent.begin(done, numbers.delay)

@@ -142,12 +142,25 @@ class TaskWithMemory(AnyTask, Protocol):
         ...
 
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        """After every control step, before it is judged: the new values of some parts, each [world, n], from numbers in
-        [0, 1) of shape [world, step_numbers]."""
+        """Return the new values of some parts, each [env, n], from numbers in [0, 1) of shape [env, step_numbers].
+        It is called after every control step, before the step is judged: what the reward depends on is sampled in
+        `Resamples.resample`, not here."""
         ...
 
     def start(self, worlds: Worlds, uniform: Tensor) -> Start:
         """In place of `reset`. It sees what the worlds have come to, so that a curriculum can go by it."""
+        ...
+
+
+@runtime_checkable
+class Resamples(Protocol):
+    """A task with memory that samples commands or goals during an episode."""
+
+    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        """Return new values of some parts of the memory, each [env, n]. It is called after a control step was judged:
+        reward, termination, metrics and `final_obs` use the old values, the next observation shows the new ones.
+        `uniform` [env, step_numbers] are the numbers that `advance` got. An env whose episode ended takes what `start`
+        returns instead."""
         ...
 
 

@@ -33,8 +33,9 @@ class Learner(Protocol):
         """Of that, only what acts: enough to play and to export, in any number of worlds."""
         ...
 
-    def sound(self) -> bool:
-        """Whether all that this rank's worlds gave in the latest iteration is finite."""
+    def first_non_finite(self) -> str | None:
+        """Return a phrase that names the first reward or observation of this rank's envs in the latest iteration that
+        is not finite, or None if all are. Not for the hot path."""
         ...
 
     def policy(self) -> nn.Module:

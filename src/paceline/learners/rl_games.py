@@ -66,8 +66,8 @@ class RlGames:
         self.iteration += 1
         return self._stepper.report(losses, clock)
 
-    def sound(self) -> bool:
-        return self._stepper.sound()
+    def first_non_finite(self) -> str | None:
+        return self._stepper.first_non_finite()
 
     def policy(self) -> nn.Module:
         model = self._agent.model

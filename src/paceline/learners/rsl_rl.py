@@ -71,8 +71,8 @@ class RslRl:
     def _rows(self, obs: dict[str, Tensor]) -> TensorDict:
         return TensorDict(cast("Any", obs), batch_size=[self.env.num_envs], device=self.env.device)
 
-    def sound(self) -> bool:
-        return self._stepper.sound()
+    def first_non_finite(self) -> str | None:
+        return self._stepper.first_non_finite()
 
     def policy(self) -> nn.Module:
         actor = self.algorithm.actor

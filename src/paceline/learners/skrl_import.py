@@ -4,8 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.errors import UserError
-
 
 @contextmanager
 def without_launcher() -> Iterator[None]:
@@ -17,12 +15,3 @@ def without_launcher() -> Iterator[None]:
         yield
     finally:
         os.environ.update(found)
-
-
-def check_minibatches(minibatches: int, samples: int) -> None:
-    """skrl itself would learn from empty ones, and become NaN."""
-    if samples < minibatches:
-        raise UserError(
-            f"--skrl.mini-batches {minibatches} is more than the {samples} samples of a rank in an iteration: "
-            "choose fewer, or more worlds or --skrl.rollouts"
-        )

@@ -18,7 +18,7 @@ from paceline.distributed.statistics import moments
 from paceline.env.vec_env import VecEnv
 from paceline.learners.clock import Clock
 from paceline.learners.jax_bridge import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
-from paceline.learners.skrl_import import check_minibatches, without_launcher
+from paceline.learners.skrl_import import without_launcher
 from paceline.learners.stepper import Stepper, same_on_all_ranks
 from paceline.settings.skrl import SkrlConfig
 
@@ -65,8 +65,8 @@ class SkrlJax:
         self.iteration += 1
         return stepper.report(agent.metrics(), clock)
 
-    def sound(self) -> bool:
-        return self._stepper.sound()
+    def first_non_finite(self) -> str | None:
+        return self._stepper.first_non_finite()
 
     def policy(self) -> nn.Module:
         layers: list[nn.Module] = []
@@ -375,12 +375,6 @@ class _Memory(RandomMemory):
             _, mean, variance = moments(self._group, to_torch(advantages))
             tensor = _standardized(advantages, float(mean), float(variance.sqrt()))
         super().set_tensor_by_name(name, tensor)
-
-    def sample(
-        self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
-    ) -> list[list[jax.Array]]:
-        check_minibatches(mini_batches, batch_size)
-        return super().sample(names, batch_size=batch_size, mini_batches=mini_batches, sequence_length=sequence_length)
 
 
 @jax.jit

@@ -14,7 +14,7 @@ from paceline.distributed.statistics import moments, standardized
 from paceline.env.vec_env import Step, VecEnv
 from paceline.learners.clock import Clock
 from paceline.learners.policies import mlp
-from paceline.learners.skrl_import import check_minibatches, without_launcher
+from paceline.learners.skrl_import import without_launcher
 from paceline.learners.stepper import (
     Stepper,
     load_optimizer_state,
@@ -70,8 +70,8 @@ class SkrlTorch:
         self.iteration += 1
         return stepper.report(losses, clock)
 
-    def sound(self) -> bool:
-        return self._stepper.sound()
+    def first_non_finite(self) -> str | None:
+        return self._stepper.first_non_finite()
 
     def policy(self) -> nn.Module:
         scaler = self._agent.normalizers().get("observation_scaler")
@@ -244,7 +244,6 @@ class _Memory(RandomMemory):
     def sample(
         self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
     ) -> list[list[Tensor]]:
-        check_minibatches(mini_batches, batch_size)
         # Stock draws the order on the host, and on a GPU would send it over for every tensor of every minibatch.
         parts = torch.randperm(batch_size, device=self.device).tensor_split(mini_batches)
         found = [self.tensors_view.get(name) for name in names]

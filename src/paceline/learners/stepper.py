@@ -10,6 +10,7 @@ from paceline.distributed.group import Group
 from paceline.env.graph import capture
 from paceline.env.vec_env import Step, VecEnv
 from paceline.learners.clock import Clock
+from paceline.learners.non_finite import Recorder
 
 _FAULT_NAMES = ("failures", "overflows")
 
@@ -25,7 +26,7 @@ class Stepper:
         self._latest = {name: obs.clone() for name, obs in env.reset().items()}
         self._actions = torch.zeros(env.num_envs, env.actions, device=env.device)
         self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
-        self._sound = torch.ones((), dtype=torch.bool, device=env.device)
+        self._recorder = Recorder(env, self._latest)
         self._graph = capture(lambda: self.take(self._actions), env.device, warp=True) if env.capturable else None
 
     @property
@@ -45,7 +46,7 @@ class Stepper:
         spread = (mixed * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
         torch.manual_seed(int(spread) % 2**63)
         self._tally.zero_()
-        self._sound.fill_(True)
+        self._recorder.begin(self._latest)
         if steps and self._graph is None:
             self.env.prefetch(steps)
 
@@ -70,8 +71,7 @@ class Stepper:
         step = self.env.step(actions)
         for name, obs in step.obs.items():
             self._latest[name].copy_(obs)
-            self._sound &= obs.isfinite().all()
-        self._sound &= step.reward.isfinite().all()
+        self._recorder.add(step)
         done = (step.terminated | step.truncated).unsqueeze(1)
         ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
         self._tally += ended.sum(0)
@@ -88,9 +88,9 @@ class Stepper:
         collect, update = clock.laps()
         return found | {"seconds/collect": collect, "seconds/update": update}
 
-    def sound(self) -> bool:
-        """Whether all that this rank's worlds gave in the latest iteration is finite."""
-        return bool(self._sound)
+    def first_non_finite(self) -> str | None:
+        """Return as `Learner.first_non_finite` does."""
+        return self._recorder.find()
 
     def state(self) -> dict[str, Any]:
         """The worlds' part of `Learner.state`."""

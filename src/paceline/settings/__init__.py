@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
 
+from paceline.checks import flag
 from paceline.errors import UserError
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
@@ -17,6 +18,10 @@ class Settings(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
     """On the command line they are --FLAGS.NAME."""
+    horizon_field: ClassVar[str]
+    """Name of the field that sets `horizon`."""
+    minibatches_field: ClassVar[str]
+    """Name of the field that sets `minibatches`."""
     fixed: ClassVar[tuple[str, ...]]
     """Names of the settings that cannot change when a run is resumed, because the checkpoint's networks, normalizers or
     action noise depend on them. All others take effect at once."""
@@ -39,6 +44,18 @@ class Settings(Protocol):
     def check(self) -> None:
         """Refuse what cannot work."""
         ...
+
+
+def check_samples(settings: Settings, num_envs: int) -> None:
+    """Refuse more minibatches than a rank with `num_envs` has samples: empty ones have a loss that is not a number."""
+    samples, minibatches = num_envs * settings.horizon, settings.minibatches
+    if minibatches > samples:
+        more, steps = (flag(settings, name) for name in (settings.minibatches_field, settings.horizon_field))
+        raise UserError(
+            f"{more} {minibatches} is more than {samples} samples, which the smallest rank collects in an iteration "
+            f"(envs x steps: {num_envs} x {settings.horizon}): use at most {samples}, or more envs (--num-envs, "
+            f"--total-envs) or steps ({steps})"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ class PpoConfig:
     """The native PPO's settings."""
 
     flags: ClassVar[str] = "ppo"
+    horizon_field: ClassVar[str] = "horizon"
+    minibatches_field: ClassVar[str] = "minibatches"
     fixed: ClassVar[tuple[str, ...]] = ("hidden", "activation", "initial_std", "normalize_observations")
 
     horizon: int = 24

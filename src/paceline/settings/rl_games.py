@@ -12,6 +12,8 @@ class RlGamesConfig:
     """RL-Games' continuous A2C with PPO's objective; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "rl-games"
+    horizon_field: ClassVar[str] = "horizon_length"
+    minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
 
     horizon_length: int = 24

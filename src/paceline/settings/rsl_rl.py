@@ -11,6 +11,8 @@ class RslRlConfig:
     """RSL-RL's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "rsl-rl"
+    horizon_field: ClassVar[str] = "num_steps_per_env"
+    minibatches_field: ClassVar[str] = "num_mini_batches"
     fixed: ClassVar[tuple[str, ...]] = ("hidden_dims", "activation", "obs_normalization", "init_std", "std_type")
 
     num_steps_per_env: int = 24

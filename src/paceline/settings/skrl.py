@@ -11,6 +11,8 @@ class SkrlConfig:
     """skrl's PPO; the defaults suit locomotion."""
 
     flags: ClassVar[str] = "skrl"
+    horizon_field: ClassVar[str] = "rollouts"
+    minibatches_field: ClassVar[str] = "mini_batches"
     fixed: ClassVar[tuple[str, ...]] = (
         "layers",
         "activations",

@@ -61,10 +61,12 @@ class G1Velocity(Velocity):
         return with_robot(g1.scene(), self.robot).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
+        # The compiled model's, because a robot from a file has its own; the first joint is free.
+        low, high = (0.95 * self.model().jnt_range[1:]).T.tolist()
         return super().constants() | {
             "stiff": tuple(_stiffness(link.name) for link in g1.LINKS),
-            "low": tuple(0.95 * link.hinge.low for link in g1.LINKS),
-            "high": tuple(0.95 * link.hinge.high for link in g1.LINKS),
+            "low": tuple(low),
+            "high": tuple(high),
         }
 
     def memory(self) -> dict[str, int]:

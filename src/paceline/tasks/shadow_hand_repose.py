@@ -98,16 +98,15 @@ class ShadowHandRepose:
         return Start(qpos, torch.zeros_like(worlds.qvel), {"goal": _rotation(goal), "successes": nothing})
 
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        goal, successes = worlds.memory["goal"], worlds.memory["successes"]
-        # Kept for the reward, which comes after the goal has changed.
-        angle = rotations.angle(rotations.difference(worlds.qpos[:, _ROTATION], goal)).unsqueeze(1)
+        # Computed once for reward, metrics and `resample`.
+        off = rotations.difference(worlds.qpos[:, _ROTATION], worlds.memory["goal"])
+        angle = rotations.angle(off).unsqueeze(1)
         reached = angle <= self.tolerance
-        return {
-            "goal": torch.where(reached, _rotation(uniform), goal),
-            "angle": angle,
-            "reached": reached.float(),
-            "successes": successes + reached,
-        }
+        return {"angle": angle, "reached": reached.float(), "successes": worlds.memory["successes"] + reached}
+
+    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        reached = worlds.memory["reached"] > 0.0
+        return {"goal": torch.where(reached, _rotation(uniform), worlds.memory["goal"])}
 
     def control(self, worlds: Worlds) -> Tensor:
         row = worlds.constants

@@ -186,21 +186,24 @@ class Velocity(ABC):
         return Start(torch.cat(pose, dim=1), torch.cat((speed - 0.5, speeds - 0.5), dim=1), memory)
 
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        command, push, noise = uniform.split((_COMMAND_NUMBERS, _PUSH_NUMBERS, self._sensed), dim=1)
+        _, push, noise = uniform.split((_COMMAND_NUMBERS, _PUSH_NUMBERS, self._sensed), dim=1)
         memory, touching = worlds.memory, self.touching(worlds)
         air, nothing = memory["air"], torch.zeros_like(memory["air"])
-        anew = command[:, :1] < self.control_seconds / self.command_seconds
         pushed = push[:, :1] * self.push_seconds < self.control_seconds
         strength = self.push_speed * (2.0 * push[:, 1:] - 1.0)
-        drawn = self._command(worlds, memory["range"], command[:, 1:])
         return {
-            "command": torch.where(anew, drawn, memory["command"]),
             "missed": memory["missed"] + self._miss(worlds).unsqueeze(1),
             "landed": torch.where(touching, air, nothing),
             "air": torch.where(touching, nothing, air + self.control_seconds),
             "push": torch.where(pushed & (self.push_seconds > 0.0), strength, torch.zeros_like(strength)),
             "noise": 2.0 * noise - 1.0,
         }
+
+    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+        numbers, command = uniform[:, :_COMMAND_NUMBERS], worlds.memory["command"]
+        due = numbers[:, :1] < self.control_seconds / self.command_seconds
+        sampled = self._command(worlds, worlds.memory["range"], numbers[:, 1:])
+        return {"command": torch.where(due, sampled, command)}
 
     def _range(self, worlds: Worlds) -> Tensor:
         """Wider for worlds that followed to the end of their episode, narrower for those that fell; [world, 1]."""

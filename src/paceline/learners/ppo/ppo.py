@@ -22,6 +22,7 @@ from paceline.env.graph import capture, fuse
 from paceline.env.vec_env import VecEnv
 from paceline.learners.adam import FlatAdam
 from paceline.learners.clock import Clock
+from paceline.learners.non_finite import in_rollout
 from paceline.learners.policies import fold_normalizer, mlp, plain, through
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
@@ -350,10 +351,10 @@ class Ppo:
 
     # What outlives an iteration
 
-    def sound(self) -> bool:
-        """Whether all that this rank's worlds gave in the latest iteration is finite; not for the hot path."""
-        seen = (self._rollout.critic_obs, self._rollout.obs, self._rollout.reward)
-        return all(bool(values.isfinite().all()) for values in seen)
+    def first_non_finite(self) -> str | None:
+        rollout, critic = self._rollout, self._critic_group
+        obs, final_obs = {"policy": rollout.obs, critic: rollout.critic_obs}, {critic: rollout.final_critic_obs}
+        return in_rollout(self.env, obs, final_obs, rollout.reward, rollout.truncated, rollout.log)
 
     def policy(self) -> nn.Module:
         if not self.config.normalize_observations:

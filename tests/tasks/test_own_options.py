@@ -1,0 +1,79 @@
+"""A task of another package may have options of any kind that run.yaml can hold."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from paceline import arguments, build, checkpoint
+from paceline.env.robot_env import RobotEnv
+from paceline.run_dir import RunDir
+from paceline.train import train
+from tests.distributed.faults import install
+
+TASK = """from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from paceline.settings.ppo import PpoConfig
+from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.registry import TaskEntry
+
+
+@dataclass(frozen=True)
+class Weights:
+    alive: float = 1.0
+    angles: tuple[float, float] = (0.0, 1.0)
+
+
+class Limits(NamedTuple):
+    low: float
+    high: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Optional(Cartpole):
+    robot: str = "no_file"
+    ranges: tuple[tuple[float, float], ...] = ((0.0, 1.0), (2.0, 3.0))
+    gains: dict[str, tuple[float, ...]] | None = field(default_factory=lambda: {"hip": (1.0, 2.0)})
+    maybe: tuple[tuple[int, ...], ...] | None = ((1, 2), (3,))
+    weights: Weights = Weights()
+    limits: Limits = Limits(0.0, (3.0, 4.0))
+
+    def __post_init__(self):
+        super().__post_init__()
+        # Hashable, as options of a frozen dataclass should be.
+        hash((self.ranges, self.maybe, self.weights, self.limits))
+
+
+ENTRY = TaskEntry(Optional, summary="has options", ppo=PpoConfig(horizon=8, hidden=(8,)), cpu_envs=4)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(install(tmp_path / "site", TASK))
+    monkeypatch.delitem(sys.modules, "faulty", raising=False)
+    return tmp_path / "run"
+
+
+def trained(words: list[str]) -> dict[str, Any]:
+    order = arguments.read(words)
+    run = order.run or RunDir(order.arguments.run_dir)
+    newest = checkpoint.newest(run.checkpoints) if order.run else None
+    return train(order.config, run, Console(quiet=True), newest)
+
+
+def test_a_run_with_nested_options_is_trained_resumed_and_opened(run: Path):
+    own = ["--env.ranges", "0", "1", "4", "5", "--env.weights.alive", "2", "--env.robot", "anymal"]
+    new = ["train", "faulty", "--gpu-ids", "none", "--max-iterations", "1", "--run-dir", str(run), *own]
+    assert trained(new[1:])["iterations"] == 1
+    assert trained(["--resume", str(run), "--max-iterations", "2"])["iterations"] == 2
+    env, _, opened, _ = build.trained(str(run))
+    assert isinstance(env, RobotEnv)
+    options: Any = env.task
+    assert (options.ranges, options.robot) == (((0.0, 1.0), (4.0, 5.0)), "anymal")
+    assert (options.maybe, options.gains) == (((1, 2), (3,)), {"hip": (1.0, 2.0)})
+    assert (options.weights.alive, options.weights.angles, options.limits.high) == (2.0, (0.0, 1.0), (3.0, 4.0))
+    assert opened.config() == arguments.read(["--resume", str(run), "--max-iterations", "2"]).config
