@@ -27,13 +27,14 @@ def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
             raise UserError(f"{source}: {key} contains itself, or is nested too deeply") from None
         except TypeCheckError as error:
             raise UserError(f"{source}: {key} is {converted[key]!r}, but {str(error).splitlines()[0]}") from None
-    missing = [name for name, f in known.items() if name not in values and _is_required(f)]
+    missing = [name for name, f in known.items() if name not in values and is_required(f)]
     if missing:
         raise UserError(f"{source}: no value for {', '.join(missing)}")
     return kind(**converted)
 
 
-def _is_required(field: dataclasses.Field) -> bool:
+def is_required(field: dataclasses.Field) -> bool:
+    """Return whether a field of a dataclass has no default."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 

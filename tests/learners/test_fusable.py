@@ -1,6 +1,7 @@
 """What a GPU compiles, traced here without one: each stretch must be a single graph, and compute the same."""
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,11 +9,13 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
+from paceline.learners.non_finite import Recorder
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
 from paceline.settings.ppo import PpoConfig
 from paceline.tasks import registry
 from tests.env.lively import Lively
+from tests.env.refuse_syncs import RefuseSyncs
 
 SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
 
@@ -39,11 +42,36 @@ def test_an_env_step_is_three_graphs_around_the_physics(name: str):
     plain, fused = (RobotEnv(TASKS[name](), 5, seed=2) for _ in range(2))
     for stretch in ("_apply", "_judge", "_observe"):
         setattr(fused, stretch, compiled(getattr(fused, stretch)))
+    for env in (plain, fused):
+        state = env.state()
+        # A GPU always computes what is done about an env that blew up.
+        state["sim/qpos"][0] = torch.nan
+        env.load_state(state)
     actions = torch.linspace(-2.0, 2.0, 5 * plain.actions).view(5, plain.actions)
     with torch.no_grad():
         for _ in range(4):
             for ours, theirs in zip(tensors(fused.step(actions)), tensors(plain.step(actions)), strict=True):
                 torch.testing.assert_close(ours, theirs)
+    assert plain.faults().tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("refusing", [False, True], ids=["as one graph", "without the host"])
+def test_the_search_for_numbers_that_are_not_finite_can_be_captured(refusing: bool):
+    env = RobotEnv(Lively(), 5, first_world=20)
+    recorder = Recorder(env, env.reset())
+    # As on a GPU.
+    recorder._on_cpu = False
+    recorder._keep = recorder._keep_first if refusing else compiled(recorder._keep_first)
+    for broken in (2, 4, 5):
+        recorder.begin(env.reset())
+        for number in range(1, 5):
+            step = env.step(torch.zeros(5, 1))
+            if number == broken:
+                step.obs["policy"][3, 1] = torch.inf
+            with RefuseSyncs() if refusing else nullcontext():
+                recorder.add(step)
+        said = f'obs["policy"][:, 1] of env 23 became inf in step {broken} of the rollout'
+        assert recorder.find() == (said if broken < 5 else None)
 
 
 def test_new_draws_of_the_model_are_a_graph():

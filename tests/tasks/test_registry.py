@@ -1,6 +1,7 @@
 """Finding tasks by name, our own and those of other packages."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,48 @@ def test_an_entry_point_that_is_no_task_entry_is_named(tmp_path: Path, monkeypat
     installed(tmp_path, monkeypatch, other="paceline.tasks.cartpole:Cartpole")
     with pytest.raises(UserError, match=r"'other' \(paceline.tasks.cartpole:Cartpole\) is not a TaskEntry but type"):
         registry.find("other")
+
+
+HEAD = """
+from dataclasses import dataclass
+from paceline.settings.ppo import PpoConfig
+from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.registry import TaskEntry
+"""
+ENTRIES = {
+    "an instance": ("ENTRY = TaskEntry(Cartpole(), '')", r"its task is Cartpole\(.*, but must be a class"),
+    "no dataclass": (
+        "class T: ...\nENTRY = TaskEntry(T, '')",
+        r"class T is no frozen dataclass: decorate it @dataclass\(frozen=True\)",
+    ),
+    "not frozen": ("@dataclass\nclass T: ...\nENTRY = TaskEntry(T, '')", "class T is no frozen dataclass"),
+    "a field that is no option": (
+        "class T(Cartpole):\n    wind: float = 1.0\nENTRY = TaskEntry(T, '')",
+        "class T is no frozen dataclass",
+    ),
+    "no default": (
+        "@dataclass(frozen=True)\nclass T:\n    wind: float\nENTRY = TaskEntry(T, '')",
+        "class T has no default for wind: give it one",
+    ),
+    "settings": ("ENTRY = TaskEntry(Cartpole, '', ppo={})", r"ppo is \{\}, but must be a PpoConfig"),
+}
+
+
+@pytest.mark.parametrize("fault", ENTRIES)
+def test_an_entry_that_cannot_be_trained_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code, said = ENTRIES[fault]
+    (tmp_path / "wrong_entry.py").write_text(HEAD + code)
+    monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
+    installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
+    with pytest.raises(UserError, match=rf"task 'other' \(wrong_entry:ENTRY\): {said}"):
+        registry.find("other")
+
+
+def test_a_subclass_without_options_of_its_own_needs_no_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "wrong_entry.py").write_text(HEAD + "class T(Cartpole): ...\nENTRY = TaskEntry(T, '')")
+    monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
+    installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
+    assert registry.find("other").task().actions == 1
 
 
 def test_another_package_cannot_replace_our_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

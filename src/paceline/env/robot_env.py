@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paceline.checks import above_zero, at_least_one
 from paceline.env import draw
+from paceline.env.check_task import check_constants, check_members, check_model, check_results
 from paceline.env.graph import fuse
 from paceline.env.randomization import Randomizer, fields
 from paceline.env.task import (
@@ -66,6 +67,7 @@ class RobotEnv:
         first_world: int = 0,
         threads: int | None = None,
     ):
+        check_members(task)
         self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
         self.device, self.first_world = torch.device(device), first_world
         self.capturable = self.device.type == "cuda"
@@ -76,6 +78,7 @@ class RobotEnv:
         self._measures = task if isinstance(task, Measures) else None
         randomization = task.randomization if isinstance(task, Randomizes) else ()
         model = task.model()
+        check_model(task, model)
         per_world = fields(randomization, model)
         self.sim: Sim = make_sim(model, num_envs, engine, self.device, per_world, threads=threads)
         self.control_seconds = task.decimation * self.sim.model.opt.timestep
@@ -91,10 +94,12 @@ class RobotEnv:
         self._memory = {name: torch.zeros(num_envs, width, device=self.device) for name, width in parts.items()}
         sensors = sensor_columns(self.sim.model)
         rows = task.constants() if isinstance(task, HasConstants) else {}
-        constants = {name: torch.tensor([row], device=self.device) for name, row in rows.items()}
+        check_constants(task, rows)
+        constants = {n: torch.tensor([row], dtype=torch.float32, device=self.device) for n, row in rows.items()}
         self._worlds = Worlds(
             self.sim, sensors, self._action, self._last_action, self._episode_step, self._memory, constants
         )
+        names = check_results(task, self._worlds)
         self._randomizer = None
         if randomization:
             self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.control_seconds)
@@ -111,11 +116,9 @@ class RobotEnv:
         self._begin_everywhere()
         if self._recent:
             self._observe_and_remember()
-        nobody = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        terms = tuple(f"reward/{name}" for name in task.reward(self._worlds, nobody))
-        measures = tuple(f"measure/{name}" for name in self._measured())
+        terms, measures = (f"reward/{n}" for n in names.terms), (f"measure/{n}" for n in names.measures)
         self.log_names = ("length", "return", *terms, *measures)
-        self._means = len(measures)
+        self._means = len(names.measures)
         self._one = torch.ones(num_envs, 1, device=self.device)
         self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
 

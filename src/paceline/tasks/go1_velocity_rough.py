@@ -125,7 +125,7 @@ class Go1VelocityRough(Go1Velocity):
         return replace(super().at_its_end(), curriculum=False)
 
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        numbers, noise = uniform.split((super().step_numbers, len(_SCAN)), dim=1)
+        numbers, noise = uniform[:, : -len(_SCAN)], uniform[:, -len(_SCAN) :]
         memory = worlds.memory
         command, velocity = memory["command"][:, :2], worlds.sensor("velocity")[:, :2]
         speed = command.norm(dim=1, keepdim=True)

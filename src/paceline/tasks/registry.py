@@ -1,5 +1,6 @@
 """Tasks by name: our own, and those that other installed packages register."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.checks import is_required
 from paceline.env.task import Task, TaskWithMemory
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
@@ -110,7 +112,25 @@ def find(name: str) -> TaskEntry | EnvEntry:
             f"task {name!r} ({point.value}) is not a TaskEntry but {type(entry).__name__}: "
             "register a TaskEntry or an EnvEntry"
         )
+    _check_entry(entry, f"task {name!r} ({point.value})")
     return entry
+
+
+def _check_entry(entry: Entry, source: str) -> None:
+    """Refuse a class whose fields cannot be options, and settings of another learner."""
+    task = entry.task
+    if not isinstance(task, type):
+        raise UserError(f"{source}: its task is {task!r}, but must be a class: give TaskEntry the class itself")
+    undeclared = "__dataclass_fields__" not in vars(task) and vars(task).get("__annotations__")
+    if not dataclasses.is_dataclass(task) or not task.__dataclass_params__.frozen or undeclared:
+        raise UserError(f"{source}: class {task.__name__} is no frozen dataclass: decorate it @dataclass(frozen=True)")
+    without = [field.name for field in dataclasses.fields(task) if is_required(field)]
+    if without:
+        raise UserError(f"{source}: class {task.__name__} has no default for {', '.join(without)}: give it one")
+    for kind in {learner.settings for learner in LEARNERS.values()}:
+        name = kind.flags.replace("-", "_")
+        if not isinstance(getattr(entry, name), kind):
+            raise UserError(f"{source}: {name} is {getattr(entry, name)!r}, but must be a {kind.__name__}")
 
 
 def _load(place: str) -> Any:
