@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.checks import parse_json, read_text
 from paceline.config import TrainConfig
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
 
 RUNS = Path("runs")
 AUTO = "auto"
@@ -122,9 +123,9 @@ class RunDir:
         return None
 
     def result(self) -> dict[str, Any]:
-        """What result.json says; nothing if there is none."""
+        """What result.json says; nothing if there is none that can be read."""
         try:
-            return json.loads(self.result_file.read_text())
+            return parse_json(read_text(self.result_file))
         except (OSError, ValueError):
             return {}
 
@@ -140,9 +141,9 @@ class RunDir:
 
     def config(self) -> TrainConfig:
         try:
-            text = self.config_file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {self.config_file}: {error}") from None
+            text = read_text(self.config_file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.config_file}: {one_line(error)}") from None
         return TrainConfig.from_yaml(text, str(self.config_file))
 
     def write_result(self, **result: Any) -> None:

@@ -16,9 +16,9 @@ from rich.markup import escape
 from torch import Tensor
 
 from paceline import checkpoint
-from paceline.build import build, engine_of, fingerprint, fit
-from paceline.checks import flag
-from paceline.config import TrainConfig
+from paceline.build import build, engine_of, fingerprint, fit, reading, whole_number
+from paceline.checks import flag, shown
+from paceline.config import MOST_ENVS, TrainConfig
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError
 from paceline.distributed.gpus import gpu_uuid
@@ -163,12 +163,21 @@ def _start_of(plan: Plan, config: TrainConfig, ranks: int) -> tuple[dict[str, An
     if plan.resume_from is None:
         return None, plan.total_envs or config.total(ranks)
     saved = checkpoint.load(plan.resume_from)
-    worlds, stored = len(saved["learner"]["worlds"]["env"]["episode_step"]), plan.run.config()
+    worlds, stored = _env_count(saved, str(plan.resume_from)), plan.run.config()
     asked = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
     if asked and config.total(ranks) != worlds:
         remedy = f"--num-envs {worlds // ranks}" if worlds % ranks == 0 else f"--total-envs {worlds}"
         raise UserError(f"the checkpoint has {worlds} worlds, this run {config.total(ranks)}: use {remedy}")
     return saved, worlds
+
+
+def _env_count(saved: dict[str, Any], source: str) -> int:
+    """Number of envs in a checkpoint, over all ranks."""
+    with reading(source):
+        steps = saved["learner"]["worlds"]["env"]["episode_step"]
+        if steps.dim() != 1 or not 0 < len(steps) <= MOST_ENVS:
+            raise ValueError(f"episode_step has shape {tuple(steps.shape)}, not one number for each env")
+        return len(steps)
 
 
 def _agree(group: Group, decide: Callable[[], Any]) -> Any:
@@ -242,15 +251,20 @@ class Session:
         return list(members)
 
     def restore(self, saved: dict[str, Any], source: str) -> None:
+        with reading(source):
+            self._restore(saved, source)
+
+    def _restore(self, saved: dict[str, Any], source: str) -> None:
         state = saved["learner"]
+        whole_number("iteration", state["iteration"])
         if state["iteration"] >= self.config.max_iterations:
             raise UserError(
                 f"the run has done {state['iteration']} iterations already: "
                 f"ask for more in all with --max-iterations (now {self.config.max_iterations})"
             )
-        fit(self.learner.load_state, state | {"worlds": cut(state["worlds"], self.worlds)}, source)
-        self.episodes.load_state(saved["episodes"])
-        self.totals |= saved["totals"]
+        fit(self.learner, state | {"worlds": cut(state["worlds"], self.worlds)}, source)
+        self.episodes.load_state(saved["episodes"], self.env.log_names)
+        self.totals |= _checked_totals(saved["totals"])
         self._first_iteration = self.learner.iteration
 
     def introduce(self, run: RunDir, console: Console, members: list[dict[str, str]]) -> None:
@@ -422,6 +436,16 @@ class _News:
             for name, seconds in zip(_TIMINGS, timings, strict=True)
             for kind in ("min", "mean", "max")
         }
+
+
+def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint, as `Session.totals`; a ValueError says what cannot be right."""
+    for name in ("env_steps", "failures", "overflows"):
+        whole_number(name, totals[name])
+    for name, least in (("seconds", 0.0), ("best_return", -math.inf)):
+        if type(totals[name]) is not float or not least <= totals[name] < math.inf:
+            raise ValueError(f"{name} is {shown(totals[name])}, not a number")
+    return totals
 
 
 def _introduce_ranks(members: list[dict[str, str]]) -> list[str]:
