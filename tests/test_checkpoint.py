@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, nothing executed, errors that help."""
 
+import os
 import pickle
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from paceline import checkpoint
@@ -74,8 +76,6 @@ def test_a_foreign_file_is_not_loaded_and_not_executed(tmp_path: Path):
 
 
 def test_another_programs_safetensors_file_is_refused(tmp_path: Path):
-    import safetensors.torch
-
     file = tmp_path / "iteration_00000001.safetensors"
     safetensors.torch.save_file({"weights": torch.zeros(2)}, file)
     with pytest.raises(UserError, match=r"is not a Paceline checkpoint.*no earlier one"):
@@ -92,6 +92,57 @@ def test_a_damaged_best_points_to_the_newest(tmp_path: Path):
 def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path):
     with pytest.raises(UserError, match="cannot be read"):
         checkpoint.load(tmp_path / "iteration_00000001.safetensors")
+
+
+HEADER = {"format": "paceline-checkpoint", "version": "1", "values": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors", "message"),
+    [
+        ({"version": None}, (), "has format version 'no number', this Paceline reads 1"),
+        ({"version": "2"}, (), "has format version '2'"),
+        ({"values": None}, (), "is truncated or damaged"),
+        ({"values": "5"}, (), "is truncated or damaged .it holds 5"),
+        ({"values": "[1]"}, (), "is truncated or damaged .it holds .1"),
+        ({"values": "[" * 100_000}, (), "is truncated or damaged .it is nested too deep"),
+        ({"values": '{"a": ' + "9" * 1000 + "}"}, (), "a number of 3322 bits"),
+        ({"values": '{"a": 1, "a|b": 2}'}, (), "'a|b' is part of a value"),
+        ({"values": '{"a|b": 1, "a": 2}'}, (), "'a' is there twice"),
+        ({"values": '{"a|b": 1}'}, ("a",), "'a|b' is part of a value"),
+        ({"values": '{"a": 1}'}, ("a",), "'a' is there twice"),
+        ({}, ("a", "a|b"), "'a|b' is part of a value"),
+        ({}, ("|" * 1000,), "is nested too deep"),
+    ],
+)
+def test_a_crafted_checkpoint_is_refused_in_one_line(
+    changes: dict[str, str | None], tensors: tuple[str, ...], message: str, tmp_path: Path
+):
+    file = tmp_path / "iteration_00000001.safetensors"
+    header = {key: value for key, value in (HEADER | changes).items() if value is not None}
+    safetensors.torch.save_file({name: torch.zeros(2) for name in tensors}, file, header)
+    with pytest.raises(UserError, match=message) as caught:
+        checkpoint.load(file)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1000
+
+
+def test_files_that_are_no_checkpoints_are_not_listed(tmp_path: Path):
+    (tmp_path / "iteration_abc.safetensors").write_text("")
+    (tmp_path / "iteration_00000007.safetensors").mkdir()
+    os.mkfifo(tmp_path / "iteration_00000008.safetensors")
+    save(tmp_path, 99999999)
+    newest = save(tmp_path, 100000000)
+    assert len(checkpoint.listing(tmp_path)) == 2
+    assert checkpoint.newest(tmp_path) == newest
+    checkpoint.set_aside_later(tmp_path, 99999999)
+    assert [file.name for file in checkpoint.listing(tmp_path)] == ["iteration_99999999.safetensors"]
+
+
+def test_a_best_without_an_iteration_is_set_aside(tmp_path: Path):
+    save(tmp_path, 1, best=True)
+    checkpoint.set_aside_later(tmp_path, 1)
+    assert not (tmp_path / checkpoint.BEST).exists()
 
 
 def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path):

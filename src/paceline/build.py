@@ -4,16 +4,16 @@ import dataclasses
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline import checkpoint
-from paceline.checks import from_dict
+from paceline.checkpoint import reading, whole_number
+from paceline.checks import from_dict, shown
 from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
@@ -107,16 +107,55 @@ def _digest(files: list[Path]) -> str:
 
 
 def fit(
-    load: Callable[[dict[str, Any]], None], state: dict[str, Any], source: str, changed: tuple[str, ...] = ()
+    learner: Learner,
+    state: dict[str, Any],
+    source: str,
+    policy_only: bool = False,
+    changed: tuple[str, ...] = (),
 ) -> None:
     """Load a checkpoint's state. Raise if it is of other networks or of another task; `changed` are the flags that may
     be the reason."""
-    try:
-        load(state)
-    except (KeyError, RuntimeError) as error:
-        why = " ".join(str(error).split())[:200]
-        remedy = f"; {' '.join(changed)} cannot change in this run" if changed else ""
-        raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}{remedy}") from None
+    remedy = f"; {' '.join(changed)} cannot change in this run" if changed else ""
+    with reading(source, remedy):
+        whole_number("iteration", state["iteration"])
+        (learner.load_policy if policy_only else learner.load_state)(state)
+        for part, loaded in learner.state().items():
+            if part != "worlds":
+                _check_alike(state.get(part), loaded, part)
+                _check_finite(state.get(part), part)
+            elif not policy_only:
+                _check_alike(state[part], loaded, part)
+
+
+def _check_alike(found: Any, expected: Any, name: str) -> None:
+    """Compare what a checkpoint holds with what a learner has: copying into a tensor would stretch or convert another
+    one without a word. A part that is missing was optional, or its loading has failed."""
+    if found is None:
+        return
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key, part in expected.items():
+            _check_alike(found.get(key), part, f"{name}.{key}")
+    elif isinstance(expected, Tensor) and isinstance(found, Tensor):
+        if found.shape != expected.shape:
+            raise ValueError(f"{name} has shape {tuple(found.shape)}, not {tuple(expected.shape)}")
+        if _kind(found) != _kind(expected):
+            raise ValueError(f"{name} is {found.dtype}, not {expected.dtype}")
+    elif type(found) is not type(expected):
+        raise ValueError(f"{name} is {shown(found)}, not a {type(expected).__name__}")
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_floating_point():
+        return "float"
+    return "bool" if tensor.dtype == torch.bool else "int" if not tensor.is_complex() else "complex"
+
+
+def _check_finite(found: Any, name: str) -> None:
+    if isinstance(found, dict):
+        for key, part in found.items():
+            _check_finite(part, f"{name}.{key}")
+    elif isinstance(found, Tensor) and not bool(found.isfinite().all()):
+        raise ValueError(f"{name} has numbers that are not finite")
 
 
 class Trained(NamedTuple):
@@ -135,9 +174,10 @@ def trained(run: str, seed: int = 0, drawn: bool = False) -> Trained:
     config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
     check(config)
     file = checkpoint.chosen(run, opened.checkpoints)
-    saved = checkpoint.load(file)["learner"]
+    saved = checkpoint.load(file)
     env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)
-    fit(learner.load_policy, saved, str(file))
+    with reading(str(file)):
+        fit(learner, saved["learner"], str(file), policy_only=True)
     return Trained(env, learner, opened, file)
 
 
@@ -183,6 +223,7 @@ def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False)
 def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bool) -> Playable:
     entry = registry.find(task)
     config = TrainConfig(task=task, env={}, seed=seed)
+    config.check()
     env = _env(config, Group(Rank()), range(1), drawn, watched=True)
     inputs = env.reset()["policy"].shape[1]
     found = foreign_policy(file, activation or entry.rsl_rl.activation, inputs, env.actions)

@@ -6,13 +6,15 @@ from typing import Any
 
 import yaml
 
-from paceline.checks import above_zero, at_least_one, from_dict
+from paceline.checks import above_zero, at_least_one, from_dict, parse_yaml, shown
 from paceline.errors import UserError, unknown
 from paceline.settings import LEARNERS, Settings
 from paceline.settings.ppo import PpoConfig
 
 MOST_ENVS = 2**24
 LOGGERS = ("tensorboard", "none")
+LONGEST_TIMEOUT = 1e6
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TrainConfig:
             at_least_one("--" + name.replace("_", "-"), getattr(self, name))
         if self.total_envs is not None:
             at_least_one("--total-envs", self.total_envs)
-        above_zero("--timeout", self.timeout_seconds)
+        above_zero("--timeout", self.timeout_seconds, LONGEST_TIMEOUT)
         if self.total(1) > MOST_ENVS:
             flag = "--total-envs" if self.total_envs else "--num-envs"
             raise UserError(f"{flag} {self.total(1)} must be at most {MOST_ENVS}")
@@ -92,16 +94,16 @@ class TrainConfig:
     @classmethod
     def from_yaml(cls, text: str, source: str) -> "TrainConfig":
         try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UserError(f"{source} is not valid YAML: {str(error).splitlines()[0]}") from None
+            values = parse_yaml(text)
+        except ValueError as error:
+            raise UserError(f"{source} is not valid YAML: {error}") from None
         if not isinstance(values, dict) or "task" not in values or "env" not in values:
             raise UserError(f"{source} is not a run's configuration: it has no 'task' and 'env'")
         learner, settings = values.get("learner", "ppo"), values.get("settings", {})
-        if learner not in LEARNERS:
-            raise UserError(f"{source}: {unknown('learner', str(learner), LEARNERS)}")
+        if not isinstance(learner, str) or learner not in LEARNERS:
+            raise UserError(f"{source}: {unknown('learner', shown(learner), LEARNERS)}")
         if not isinstance(settings, dict):
-            raise UserError(f"{source}: settings is {settings!r}, not a list of settings")
+            raise UserError(f"{source}: settings is {shown(settings)}, not a list of settings")
         typed = from_dict(LEARNERS[learner].settings, settings, f"{source}: settings")
         return from_dict(cls, values | {"settings": typed}, source)
 

@@ -13,13 +13,12 @@ class UserError(Exception):
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     """An unknown name, with the nearest valid one first."""
-    choices = sorted(choices)
+    choices, value = sorted(choices), value if len(value) <= 80 else f"{value[:77]}..."
     near = difflib.get_close_matches(value, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of another library's message, cut to what fits into one of ours."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    return " ".join(lines[0].split())[:200]
+def one_line(error: BaseException) -> str:
+    """Another library's message, as a part of one of ours."""
+    return " ".join(str(error).split())[:200] or "no message"

@@ -1,11 +1,15 @@
 """What an iteration gave, for people: TensorBoard and the console."""
 
+import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.checks import shown
 
 # Means are taken over at least so many of the latest episodes, so that they do not jump from iteration to iteration.
 EPISODES = 100
@@ -35,8 +39,15 @@ class EpisodeMeans:
     def state(self) -> dict[str, object]:
         return {"sums": list(self._sums)}
 
-    def load_state(self, state: dict) -> None:
-        self._sums = deque(state["sums"])
+    def load_state(self, state: dict, names: Iterable[str]) -> None:
+        """Take the sums of a checkpoint, where they have these names: a task may have other rewards by now."""
+        for sums in state["sums"]:
+            if (
+                not all(type(number) in (int, float) for number in sums.values())
+                or not 1 <= sums["episodes"] < math.inf
+            ):
+                raise ValueError(f"episodes are {shown(sums)}, not sums over episodes that ended")
+        self._sums = deque(sums for sums in state["sums"] if sums.keys() == {"episodes", *names})
 
 
 class TensorBoard:

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline import checkpoint
 from paceline.checks import flag
-from paceline.config import TrainConfig
+from paceline.config import MOST_ENVS, TrainConfig
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.errors import UserError
 from paceline.run_dir import RunDir
@@ -37,6 +37,8 @@ class Start:
     """Content of the checkpoint."""
     total_envs: int
     """Number of envs over all ranks."""
+    iteration: int = 0
+    """Number of iterations done."""
     new_learning_rate: bool = False
     """Whether the configuration's learning rate replaces the one in the checkpoint."""
     changed_options: tuple[str, ...] = ()
@@ -91,13 +93,15 @@ def load_start(plan: Plan, config: TrainConfig, ranks: int) -> Start:
     if plan.checkpoint is None:
         return Start(None, plan.total_envs or config.total(ranks))
     saved, stored = checkpoint.load(plan.checkpoint), plan.run.config()
-    envs = len(saved["learner"]["worlds"]["env"]["episode_step"])
+    envs, iteration = _counts(saved, str(plan.checkpoint))
     changed = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
     if changed and config.total(ranks) != envs:
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
     # Checkpoints of earlier versions do not have the settings they were trained with.
-    trained_with = saved.get("settings") or dataclasses.asdict(stored.settings)
+    trained_with = saved.get("settings")
+    if not isinstance(trained_with, dict):
+        trained_with = dataclasses.asdict(stored.settings)
     for name in config.settings.fixed:
         then, now = _plain(trained_with.get(name)), _plain(getattr(config.settings, name))
         if then != now:
@@ -108,7 +112,17 @@ def load_start(plan: Plan, config: TrainConfig, ranks: int) -> Start:
     then, now = (described.by_name() for described in (stored, config))
     options = tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name))
     new_rate = config.settings.learning_rate != trained_with.get("learning_rate")
-    return Start(saved, envs, new_rate, options)
+    return Start(saved, envs, iteration, new_rate, options)
+
+
+def _counts(saved: dict[str, Any], source: str) -> tuple[int, int]:
+    """Return the number of envs over all ranks and the number of iterations in a checkpoint."""
+    with checkpoint.reading(source):
+        steps, iteration = saved["learner"]["worlds"]["env"]["episode_step"], saved["learner"]["iteration"]
+        if steps.dim() != 1 or not 0 < len(steps) <= MOST_ENVS:
+            raise ValueError(f"episode_step has shape {tuple(steps.shape)}, not one number for each env")
+        checkpoint.whole_number("iteration", iteration)
+        return len(steps), iteration
 
 
 def _plain(value: Any) -> Any:

@@ -12,9 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.checks import parse_json, read_text
 from paceline.config import TrainConfig
 from paceline.distributed.launch_record import this_launch
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
 from paceline.interrupts import cleanup_on_exit
 
 RUNS = Path("runs")
@@ -145,12 +146,11 @@ class RunDir:
         raise UserError(f"{run} is not a run: it has no run.yaml")
 
     def result(self) -> dict[str, Any]:
-        """What result.json says; nothing if there is none."""
+        """What result.json says; nothing if there is none that can be read."""
         try:
-            found = json.loads(self.result_file.read_text())
-        except (OSError, ValueError, RecursionError):
+            return parse_json(read_text(self.result_file))
+        except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def mark_ended(self, status: str, cause: str | None = None) -> bool:
         """Write how the run ended to result.json if its ranks ended before they could; return whether that was so."""
@@ -178,9 +178,9 @@ class RunDir:
 
     def config(self) -> TrainConfig:
         try:
-            text = self.config_file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read {self.config_file}: {error}") from None
+            text = read_text(self.config_file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.config_file}: {one_line(error)}") from None
         return TrainConfig.from_yaml(text, str(self.config_file))
 
     def write_result(self, **result: Any) -> None:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.build import build, check, engine_of, fingerprint, fit
-from paceline.checks import flag
+from paceline.checkpoint import reading, whole_number
+from paceline.checks import flag, shown
 from paceline.config import TrainConfig
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError, Watch
@@ -295,20 +296,25 @@ class Session:
 
     def restore(self, start: Start, source: str) -> None:
         """Continue from a checkpoint; `source` is its file."""
+        with reading(source):
+            self._restore(start, source)
+
+    def _restore(self, start: Start, source: str) -> None:
         saved = start.saved
         assert saved is not None
         state = saved["learner"]
+        whole_number("iteration", state["iteration"])
         if state["iteration"] >= self.config.max_iterations:
             raise _SharedRefusalError(
                 f"the run has done {state['iteration']} iterations already: "
                 f"ask for more in all with --max-iterations (now {self.config.max_iterations})"
             )
         state = state | {"worlds": cut(state["worlds"], self.worlds)}
-        fit(self.learner.load_state, state, source, start.changed_options)
+        fit(self.learner, state, source, changed=start.changed_options)
         if start.new_learning_rate:
             self.learner.set_learning_rate(self.config.settings.learning_rate)
-        self.episodes.load_state(saved["episodes"])
-        self.totals |= saved["totals"]
+        self.episodes.load_state(saved["episodes"], self.env.log_names)
+        self.totals |= _checked_totals(saved["totals"])
         self._first_iteration = self.learner.iteration
 
     def loop(self, run: RunDir, consoles: list[Console], interrupts: Interrupts) -> None:
@@ -477,6 +483,16 @@ class _News:
         }
 
 
+def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's `Session.totals`. Raise ValueError if a value is impossible."""
+    for name in ("env_steps", "failures", "overflows"):
+        whole_number(name, totals[name])
+    for name, least in (("seconds", 0.0), ("best_return", -math.inf)):
+        if type(totals[name]) is not float or not least <= totals[name] < math.inf:
+            raise ValueError(f"{name} is {shown(totals[name])}, not a number")
+    return totals
+
+
 def _print_header(
     console: Console,
     config: TrainConfig,
@@ -488,7 +504,7 @@ def _print_header(
 ) -> None:
     device, steps = group.rank.device, start.total_envs * config.settings.horizon
     where = _describe(device) if group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
-    since = f", from iteration {start.saved['learner']['iteration']}" if start.saved else ""
+    since = f", from iteration {start.iteration}" if start.iteration else ""
     again = f", restart {plan.restarts}" if plan.restarts else ""
     lines = [
         f"[bold]{config.task}[/]: {start.total_envs} envs on {where}, engine {engine_of(config, device)}, "

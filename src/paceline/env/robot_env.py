@@ -5,7 +5,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, at_least_one
+from paceline.checks import LARGEST_COUNT, above_zero, at_least_one
 from paceline.env import draw
 from paceline.env.check_task import check_constants, check_members, check_model, check_results
 from paceline.env.graph import fuse
@@ -28,6 +28,9 @@ from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
+
+MOST_PHYSICS_STEPS = 10_000
+"""In a control step."""
 
 
 class _Outcome(NamedTuple):
@@ -82,7 +85,7 @@ class RobotEnv:
         per_world = fields(randomization, model)
         self.sim: Sim = make_sim(model, num_envs, engine, self.device, per_world, threads=threads)
         self.control_seconds = task.decimation * self.sim.model.opt.timestep
-        self.episode_steps = max(1, round(task.episode_seconds / self.control_seconds))
+        self.episode_steps = _episode_steps(task.episode_seconds, self.control_seconds)
 
         self._world = torch.arange(first_world, first_world + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -285,7 +288,7 @@ class RobotEnv:
 
 def check_timing(task: AnyTask) -> None:
     """Refuse options that no task can have."""
-    at_least_one("--env.decimation", task.decimation)
+    at_least_one("--env.decimation", task.decimation, MOST_PHYSICS_STEPS)
     above_zero("--env.episode-seconds", task.episode_seconds)
 
 
@@ -336,6 +339,16 @@ class _Recent:
         places = (self._most - self._delay)[:, None] + self._history
         places = places.view(*places.shape, *[1] * (kept.dim() - 2)).expand(-1, -1, *kept.shape[2:])
         return kept.gather(1, places).flatten(1, 2)
+
+
+def _episode_steps(episode_seconds: float, control_seconds: float) -> int:
+    steps = episode_seconds / control_seconds
+    if steps > LARGEST_COUNT:
+        raise UserError(
+            f"--env.episode-seconds {episode_seconds:g} is {steps:g} control steps of {control_seconds:g} s: "
+            f"an episode has at most {LARGEST_COUNT}"
+        )
+    return max(1, round(steps))
 
 
 def _zero_where(mask: Tensor, values: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from paceline.env.randomization import Randomization
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
 
+MOST_REMEMBERED_STEPS = 1000
+
 
 @dataclass(frozen=True)
 class Worlds:
@@ -67,11 +69,12 @@ class Senses:
     """By how many control steps it sees them late: the fewest and the most. Drawn anew for every episode."""
 
     def __post_init__(self) -> None:
-        at_least_one("senses: history", self.history)
+        at_least_one("senses: history", self.history, MOST_REMEMBERED_STEPS)
         whole = len(self.delay) == 2 and all(isinstance(steps, int) for steps in self.delay)
-        if not whole or not 0 <= self.delay[0] <= self.delay[1]:
+        if not whole or not 0 <= self.delay[0] <= self.delay[1] <= MOST_REMEMBERED_STEPS:
             raise UserError(
-                f"senses: delay {self.delay} must be the fewest and the most control steps, for example (0, 2)"
+                f"senses: delay {self.delay} must be the fewest and the most control steps, for example (0, 2), "
+                f"at most {MOST_REMEMBERED_STEPS}"
             )
 
 

@@ -1,6 +1,5 @@
 """Policies that RSL-RL trained elsewhere, from its own checkpoints; the library itself is not needed."""
 
-import pickle
 import re
 import warnings
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import UserError, unknown
+from paceline.checks import shown, widths
+from paceline.errors import UserError, one_line, unknown
 from paceline.learners.policies import fold_normalizer
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -58,8 +58,13 @@ def foreign_policy(file: Path, activation: str, inputs: int, actions: int) -> Fo
         raise unknown("activation", activation, ACTIVATIONS)
     content = _load(file)
     tensors, normalizer = _actor(content, file)
+    iteration = content.get("iter", 0)
+    if type(iteration) is not int or iteration < 0:
+        raise UserError(f"{file} is damaged: its iter is {shown(iteration)}, not a whole number")
     layers = _layers(tensors, file)
     _check_sizes(layers, inputs, actions, file)
+    if len(layers) > 1:
+        widths(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]))
     network = nn.Sequential()
     for weight, bias in layers:
         linear = nn.Linear(weight.shape[1], weight.shape[0])
@@ -68,7 +73,7 @@ def foreign_policy(file: Path, activation: str, inputs: int, actions: int) -> Fo
     network.pop(-1)
     if normalizer:
         network = _normalizing(network, normalizer, inputs, file)
-    return ForeignPolicy(network.eval().requires_grad_(False), int(content.get("iter", 0)))
+    return ForeignPolicy(network.eval().requires_grad_(False), iteration)
 
 
 def _normalizing(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: int, file: Path) -> nn.Sequential:
@@ -88,10 +93,11 @@ def _load(file: Path) -> dict[str, Any]:
             content = torch.load(opened, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"cannot read the policy {file}: {error.strerror or error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split("\n")[0].split())[:200]
+    except Exception as error:
+        # A damaged file makes torch raise errors of many kinds.
         raise UserError(
-            f"{file} is not a checkpoint of tensors and numbers alone, and nothing else in a file is run here: {why}"
+            f"{file} is not a checkpoint of tensors and numbers alone, and nothing else in a file is run here: "
+            f"{one_line(error)}"
         ) from None
     if not isinstance(content, dict) or not {"actor_state_dict", "model_state_dict"} & content.keys():
         found = f"its keys are {', '.join(map(str, content))}" if isinstance(content, dict) else "it holds no keys"
@@ -110,15 +116,30 @@ def _actor(content: dict[str, Any], file: Path) -> tuple[dict[str, Tensor], dict
     else:
         state, layers, before = content["model_state_dict"], "actor.", "actor_obs_normalizer."
         aside = r"(log_)?std|critic.*"
+    # In version 2 the runner kept the normaliser.
+    kept = content.get("obs_norm_state_dict") or {}
+    if not _named_tensors(state) or not _named_tensors(kept):
+        raise UserError(f"{file} is not a policy of RSL-RL: its networks are not named tensors")
     for name in state:
         for beginning, network in _REFUSED.items():
             if name.startswith(beginning):
                 raise UserError(f"{file} holds {network} ({name}): only multi-layer perceptrons can be loaded")
         if not name.startswith((layers, before)) and not re.fullmatch(aside, name):
             raise UserError(f"{file} holds {name}, which is not of a multi-layer perceptron: it cannot be loaded")
-    # In version 2 the runner kept the normaliser.
-    normalizer = dict(content.get("obs_norm_state_dict") or {}) | _within(state, before)
+    normalizer = kept | _within(state, before)
     return _within(state, layers), {name: tensor.float() for name, tensor in normalizer.items()}
+
+
+def _named_tensors(part: Any) -> bool:
+    """Whether it is a network's state, of plain tensors."""
+    return isinstance(part, dict) and all(
+        isinstance(name, str)
+        and isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and not tensor.is_complex()
+        and not tensor.is_quantized
+        for name, tensor in part.items()
+    )
 
 
 def _within(state: dict[str, Tensor], beginning: str) -> dict[str, Tensor]:
@@ -127,13 +148,14 @@ def _within(state: dict[str, Tensor], beginning: str) -> dict[str, Tensor]:
 
 def _layers(tensors: dict[str, Tensor], file: Path) -> list[tuple[Tensor, Tensor]]:
     """Weights and biases from input to output."""
-    indices = sorted({int(name.split(".")[0]) for name in tensors if re.fullmatch(r"\d+\.weight", name)})
+    indices = sorted({int(name.split(".")[0]) for name in tensors if re.fullmatch(r"\d{1,4}\.weight", name)})
     names = {f"{index}.{part}" for index in indices for part in ("weight", "bias")}
     # Between them stand the activations, which have no tensors.
     if not indices or indices != list(range(0, 2 * len(indices), 2)) or names != tensors.keys():
         raise UserError(f"{file} holds {', '.join(sorted(tensors)) or 'no layers'}, not a plain multi-layer perceptron")
     found = [(tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float()) for index in indices]
-    if any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(found)):
+    whole = all(weight.dim() == 2 and bias.shape == weight.shape[:1] for weight, bias in found)
+    if not whole or any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(found)):
         shapes = ", ".join(str(tuple(weight.shape)) for weight, _ in found)
         raise UserError(f"{file} is damaged: its layers, {shapes}, do not follow on each other")
     return found

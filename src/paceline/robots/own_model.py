@@ -1,6 +1,6 @@
 """A user's own model of a robot, from an MJCF file, in place of ours in a scene."""
 
-from pathlib import Path
+import os
 
 import mujoco
 import numpy as np
@@ -36,7 +36,7 @@ def _carrier(body: mujoco.MjsBody) -> str:
 
 def _compiled(path: str, one_of_its_joints: str) -> mujoco.MjModel:
     """The file's robot; what is fixed to a link is made a part of it."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise UserError(f"--env.robot {path}: no such file; give the path of an MJCF model")
     try:
         spec = mujoco.MjSpec.from_file(path)

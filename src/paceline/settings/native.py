@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from paceline.checks import at_least_one
+from paceline.checks import MOST_PER_ITERATION, at_least_one, parse_yaml, read_text
 from paceline.errors import UserError, unknown
 from paceline.settings import Settings
 from paceline.settings.native_keys import KEEP, KEYS, MARKS, Key, Only, Ours, RunOption, Setting
@@ -55,14 +55,15 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
 
 def _load(file: Path, library: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        text = read_text(file)
     except OSError as error:
         raise UserError(f"cannot read --learner-config {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise UserError(f"--learner-config {file} is not a text file: give a YAML file") from None
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"--learner-config {file} is not plain YAML: {problem}") from None
+    try:
+        content = parse_yaml(text, aliases=True)
+    except ValueError as error:
+        raise UserError(f"--learner-config {file} is not plain YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"--learner-config {file} is not a configuration: it holds no keys")
     looks = next((name for name, marks in MARKS.items() if marks & content.keys()), library)
@@ -181,6 +182,7 @@ def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str
             f"horizon_length {horizon}"
         )
     at_least_one("--num-envs", num_envs)
+    at_least_one("--rl-games.horizon-length", horizon, MOST_PER_ITERATION)
     per_env, rest = divmod(minibatch_size, num_envs)
     if rest or not per_env or horizon % per_env:
         divisors = [steps for steps in range(1, horizon + 1) if horizon % steps == 0]

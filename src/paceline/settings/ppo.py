@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.checks import above_zero, at_least_one, flag, not_negative, widths, within_unit
+from paceline.checks import MOST_PER_ITERATION, above_zero, at_least_one, flag, not_negative, widths, within_unit
 from paceline.errors import UserError
 
 LEARNING_RATES = (1e-5, 1e-2)
@@ -46,7 +46,7 @@ class PpoConfig:
 
     def check(self) -> None:
         for name in ("horizon", "epochs", "minibatches"):
-            at_least_one(flag(self, name), getattr(self, name))
+            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
         if self.horizon % self.minibatches:
             raise UserError(
                 f"--ppo.minibatches {self.minibatches} does not divide --ppo.horizon {self.horizon}: "

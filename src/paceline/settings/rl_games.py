@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.checks import above_zero, at_least_one, flag, not_negative, widths, within_unit
+from paceline.checks import MOST_PER_ITERATION, above_zero, at_least_one, flag, not_negative, widths, within_unit
 from paceline.errors import UserError
 
 
@@ -61,7 +61,7 @@ class RlGamesConfig:
 
     def check(self) -> None:
         for name in ("horizon_length", "minibatch_size_per_env", "mini_epochs"):
-            at_least_one(flag(self, name), getattr(self, name))
+            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
         if self.horizon_length % self.minibatch_size_per_env:
             raise UserError(
                 f"--rl-games.minibatch-size-per-env {self.minibatch_size_per_env} does not divide "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.checks import above_zero, at_least_one, flag, not_negative, widths, within_unit
+from paceline.checks import MOST_PER_ITERATION, above_zero, at_least_one, flag, not_negative, widths, within_unit
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RslRlConfig:
 
     def check(self) -> None:
         for name in ("num_steps_per_env", "num_learning_epochs", "num_mini_batches"):
-            at_least_one(flag(self, name), getattr(self, name))
+            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
         widths(flag(self, "hidden_dims"), self.hidden_dims)
         for name in ("init_std", "learning_rate", "desired_kl", "clip_param", "max_grad_norm"):
             above_zero(flag(self, name), getattr(self, name))

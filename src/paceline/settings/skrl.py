@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.checks import above_zero, at_least_one, flag, not_negative, widths, within_unit
+from paceline.checks import (
+    MOST_PER_ITERATION,
+    above_zero,
+    at_least_one,
+    finite,
+    flag,
+    not_negative,
+    widths,
+    within_unit,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class SkrlConfig:
 
     def check(self) -> None:
         for name in ("rollouts", "learning_epochs", "mini_batches"):
-            at_least_one(flag(self, name), getattr(self, name))
+            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
         widths(flag(self, "layers"), self.layers)
         for name in ("learning_rate", "kl_threshold", "ratio_clip", "grad_norm_clip", "rewards_shaper_scale"):
             above_zero(flag(self, name), getattr(self, name))
@@ -66,3 +75,4 @@ class SkrlConfig:
             within_unit(flag(self, name), getattr(self, name))
         for name in ("value_clip", "entropy_loss_scale", "value_loss_scale"):
             not_negative(flag(self, name), getattr(self, name))
+        finite(flag(self, "initial_log_std"), self.initial_log_std)

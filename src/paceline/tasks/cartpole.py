@@ -7,7 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero
+from paceline.checks import above_zero, finite_options, options, physics_rate
 from paceline.env.task import Worlds
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
@@ -35,8 +35,9 @@ class Cartpole:
     reset_numbers = 1
 
     def __post_init__(self) -> None:
-        for name in ("physics_hz", "force_newtons", "rail_metres", "start_angle", "max_angle"):
-            above_zero(f"--env.{name.replace('_', '-')}", getattr(self, name))
+        options(above_zero, self, "force_newtons", "rail_metres", "start_angle", "max_angle")
+        options(physics_rate, self, "physics_hz")
+        finite_options(self)
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Self
 
@@ -24,6 +25,9 @@ from paceline.tasks.registry import TaskEntry
 
 # Where the ground's height is looked at: metres ahead of the trunk and to its left.
 _SCAN = tuple(product([round(0.15 * i, 2) for i in range(-5, 6)], [round(0.15 * i, 2) for i in range(-3, 4)]))
+_MOST_LEVELS = 100
+_WIDEST_BORDER = 1e6
+"""Meters."""
 _SCAN_NOISE = 0.05
 """Half-width, metres."""
 
@@ -47,7 +51,7 @@ class Go1VelocityRough(Go1Velocity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        options(at_least_one, self, "levels", "first_levels")
+        options(partial(at_least_one, most=_MOST_LEVELS), self, "levels", "first_levels")
         options(not_negative, self, "terrain_seed")
         if self.first_levels > self.levels:
             raise UserError(f"--env.first-levels {self.first_levels} is more than --env.levels {self.levels}")
@@ -56,7 +60,7 @@ class Go1VelocityRough(Go1Velocity):
     def terrain(self) -> Terrain:
         # Wide enough that nobody walks off the end of the world: a robot is pushed at times, but not for long.
         furthest = 1.5 * math.hypot(self.forward_speed, self.sideways_speed) * self.episode_seconds
-        return Terrain(self.levels, border=max(5.0, furthest), seed=self.terrain_seed)
+        return Terrain(self.levels, border=min(max(5.0, furthest), _WIDEST_BORDER), seed=self.terrain_seed)
 
     @property
     def reset_numbers(self) -> int:

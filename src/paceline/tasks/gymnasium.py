@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, cast
 
 import torch
-import yaml
 
+from paceline.checks import parse_yaml
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
-from paceline.errors import UserError, first_line
+from paceline.errors import UserError, one_line
 from paceline.interrupts import SIGNALS
 from paceline.settings.ppo import PpoConfig
 from paceline.settings.rl_games import RlGamesConfig
@@ -50,10 +50,12 @@ class Gymnasium:
             key, equals, value = option.partition("=")
             if not equals or not key.isidentifier():
                 raise UserError(f"--env.options {option}: give KEY=VALUE, for example max_episode_steps=500")
+            if key == "vector_kwargs":
+                raise UserError(f"--env.options {option}: use --env.vectorization and --env.autoreset")
             try:
-                found[key] = yaml.safe_load(value)
-            except yaml.YAMLError as error:
-                raise UserError(f"--env.options {option}: not a value: {str(error).splitlines()[0]}") from None
+                found[key] = parse_yaml(value)
+            except ValueError as error:
+                raise UserError(f"--env.options {option}: not a value: {error}") from None
         return found
 
 
@@ -151,7 +153,7 @@ def _make(
     except Exception as error:
         # Each env's author raises what they like about what it was made with.
         given = f" with {' '.join(options.options)}" if options.options else ""
-        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {first_line(error)}") from error
+        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _close_pipes(pipes: list[Connection]) -> None:
@@ -186,7 +188,7 @@ def _import(module: str, name: str) -> None:
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
         hint = "; install it, or add its directory to PYTHONPATH: the current directory is not searched"
         raise UserError(
-            f"gymnasium:{name}: the module {module} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            f"gymnasium:{name}: the module {module} cannot be imported: {type(error).__name__}: {one_line(error)}"
             f"{hint if missing else ''}"
         ) from error
 

@@ -8,7 +8,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, not_negative, options
+from paceline.checks import above_zero, finite_options, not_negative, options
 from paceline.env.task import Start, Worlds
 from paceline.robots.runners import PHYSICS_HZ, Runner, scene
 
@@ -69,6 +69,7 @@ class Running:
     def __post_init__(self) -> None:
         options(above_zero, self, "fall_height", "joint_speed_scale", "turn_scale")
         options(not_negative, self, "action_cost", "energy_cost", "limit_cost")
+        finite_options(self)
 
     @property
     def actions(self) -> int:

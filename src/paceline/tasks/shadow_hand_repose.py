@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline import rotations
-from paceline.checks import above_zero, not_negative, options, within_unit
+from paceline.checks import above_zero, finite_options, not_negative, options, physics_rate, within_unit
 from paceline.env.task import Command, Start, Worlds
 from paceline.robots import shadow_hand
 from paceline.settings.ppo import PpoConfig
@@ -60,7 +60,9 @@ class ShadowHandRepose:
     step_numbers = 2
 
     def __post_init__(self) -> None:
-        options(above_zero, self, "physics_hz", "tolerance", "fall_distance", "reward_scale", "new_target")
+        options(above_zero, self, "tolerance", "fall_distance", "reward_scale", "new_target")
+        options(physics_rate, self, "physics_hz")
+        finite_options(self)
         options(within_unit, self, "new_target", "start_angles")
         options(not_negative, self, "fall_penalty", "success_bonus", "start_place")
 

@@ -3,18 +3,21 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, at_least_one, not_negative, options, within_unit
+from paceline.checks import above_zero, at_least_one, finite_options, not_negative, options, within_unit
 from paceline.env.randomization import Randomization
-from paceline.env.task import Command, Senses, Start, Worlds
+from paceline.env.task import MOST_REMEMBERED_STEPS, Command, Senses, Start, Worlds
 from paceline.errors import UserError
 
 _TIMESTEP = 0.005
+_FASTEST = 100.0
+"""Of commands, m/s and rad/s."""
 # Numbers drawn: whether to command anew, the command, and whether to stand; whether to push, and the push.
 _COMMAND_NUMBERS, _PUSH_NUMBERS = 5, 7
 # Half-widths of what is added to what the policy senses: velocity, gyro and up, then each joint's angle and speed.
@@ -83,14 +86,17 @@ class Velocity(ABC):
 
     def __post_init__(self) -> None:
         speeds = "forward_speed", "sideways_speed", "turn_speed"
-        options(above_zero, self, *speeds, "command_seconds", "action_scale", "first_range")
+        options(partial(above_zero, most=_FASTEST), self, *speeds)
+        options(above_zero, self, "command_seconds", "action_scale", "first_range")
         options(within_unit, self, "first_range", "standing")
         options(not_negative, self, "noise", "push_seconds", "push_speed")
-        options(at_least_one, self, "history")
-        if not 0 <= self.delay[0] <= self.delay[1]:
+        options(partial(at_least_one, most=MOST_REMEMBERED_STEPS), self, "history")
+        finite_options(self)
+        if not 0 <= self.delay[0] <= self.delay[1] <= MOST_REMEMBERED_STEPS:
             fewest, most = self.delay
             raise UserError(
-                f"--env.delay {fewest} {most} must be the fewest and the most control steps: try --env.delay 0 2"
+                f"--env.delay {fewest} {most} must be the fewest and the most control steps, at most "
+                f"{MOST_REMEMBERED_STEPS}: try --env.delay 0 2"
             )
 
     @property
