@@ -111,8 +111,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     except PeerLostError as error:
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
     life = _Life(group, run)
-    if group.watch:
-        group.watch.start(life.end_with_others)
+    group.start_watch(life.end_with_others)
     try:
         return _live(life, config, console, resume_from)
     except UserError:

@@ -15,14 +15,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from paceline.distributed.failure import PeerLostError, Watch
+from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, under_launcher
 
-# A rank may keep the others waiting for so long, say while it compiles; whether it lives is `Watch`'s business.
+# Limit for forming the group, and for each collective of a group whose watch is not started.
 PATIENCE = timedelta(minutes=10)
 # By when all ranks must have found each other.
 MEETING = timedelta(minutes=5)
@@ -31,7 +31,7 @@ MEETING = timedelta(minutes=5)
 class Group:
     """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`."""
 
-    def __init__(self, rank: Rank, timeout_seconds: float = 60.0):
+    def __init__(self, rank: Rank, timeout_seconds: float = 60.0, late_seconds: float = LATE_SECONDS):
         self.rank, self.size = rank, rank.world_size
         self.alone = self.size == 1 and not under_launcher()
         self.watch: Watch | None = None
@@ -44,7 +44,7 @@ class Group:
         try:
             store, _, _ = next(rendezvous("env://", timeout=MEETING))
             attempt = _attempt()
-            self.watch = Watch(PrefixStore(attempt, cast("Any", store).clone()), rank, timeout_seconds)
+            self.watch = Watch(PrefixStore(attempt, cast("Any", store).clone()), rank, timeout_seconds, late_seconds)
             store = PrefixStore(attempt, store)
             shared = self._shares_a_gpu(store)
             self._capturable = not shared
@@ -61,6 +61,15 @@ class Group:
             self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE)) if place else None
         except (RuntimeError, ValueError) as error:
             raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}") from error
+
+    def start_watch(self, on_failure: Callable[[Failure], None]) -> None:
+        """From now on, end this process after `on_failure` when another rank fails, hangs or is late. This replaces the
+        timeouts of gloo and nccl, which would end a job that was suspended for longer."""
+        if self.watch is None:
+            return
+        self.watch.start(on_failure)
+        for group in {None, self._hosts}:
+            _set_pg_timeout(UNLIMITED, group)
 
     @property
     def capturable(self) -> bool:
@@ -133,6 +142,8 @@ class Group:
             dist.destroy_process_group()
 
     def _meet(self, exchange: Callable[[], Any]) -> None:
+        if self.watch:
+            self.watch.exchanges += 1
         try:
             exchange()
         except RuntimeError as error:
