@@ -1,7 +1,9 @@
 """Ctrl-C, termination requests and lost terminals, turned into a clean end."""
 
+import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,21 +28,55 @@ _cleanups: list[Callable[[], object]] = []
 
 def raise_keyboard_interrupt() -> None:
     """From here on, have `SIGNALS` raise KeyboardInterrupt, as Python does by default for SIGINT alone."""
+    _watcher.action = None
     _handle(signal.default_int_handler)
 
 
 def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
     """From here on, have `SIGNALS` print `line` and end the process with `code`, without an exception: where libraries
-    are being imported they may discard it, or fail in another place because of it."""
+    are being imported they may discard it, or fail in another place because of it. It works also while the main thread
+    waits inside a library, where Python runs no signal handlers."""
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    def end() -> None:
         if line:
             _print_from_handler(line)
         for cleanup in reversed(_cleanups):
             cleanup()
         os._exit(code)
 
-    _handle(end)
+    _watcher.action = end
+    _watcher.start()
+    _handle(_do_nothing)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal that `_watcher` acts on."""
+
+
+class _SignalWatcher:
+    """Calls `action` in a thread as soon as one of `SIGNALS` arrives."""
+
+    def __init__(self) -> None:
+        self.action: Callable[[], object] | None = None
+        self._process = 0
+
+    def start(self) -> None:
+        if self._process == os.getpid() or threading.current_thread() is not threading.main_thread():
+            return
+        self._process = os.getpid()
+        self._arrived, arrivals = os.pipe()
+        os.set_blocking(arrivals, False)
+        # Python writes the number of each signal that has a handler to this file, at once.
+        signal.set_wakeup_fd(arrivals, warn_on_full_buffer=False)
+        threading.Thread(target=self._run, daemon=True, name="signals").start()
+
+    def _run(self) -> None:
+        while number := os.read(self._arrived, 1):
+            if number[0] in SIGNALS and self.action:
+                self.action()
+
+
+_watcher = _SignalWatcher()
 
 
 @contextmanager
@@ -61,6 +97,7 @@ def _handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
 
 def ignore() -> None:
     """From here on: what ends anyway must not be ended before it has said why."""
+    _watcher.action = None
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -73,17 +110,20 @@ class Interrupts:
     def __init__(
         self, same_seconds: float = 0.0, notice: str = "", before_exit: Callable[[], object] = lambda: None
     ) -> None:
-        self.asked, self._asked_at = False, 0.0
+        self.asked, self._first_at = False, math.inf
         self._same_seconds, self._notice, self._before_exit = same_seconds, notice, before_exit
         self._cut_in = False
 
     def __enter__(self) -> "Interrupts":
+        self._action, _watcher.action = _watcher.action, self._print_or_exit
+        _watcher.start()
         self._before = _handle(self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        _watcher.action = self._action
 
     @contextmanager
     def cutting_in(self, allowed: bool) -> Iterator[None]:
@@ -105,23 +145,22 @@ class Interrupts:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        now = time.monotonic()
-        if self.asked:
-            if now - self._asked_at >= self._same_seconds:
-                self._exit()
-            return
-        self.asked, self._asked_at = True, now
-        if self._cut_in:
+        first, self.asked = not self.asked, True
+        if first and self._cut_in:
             raise KeyboardInterrupt
-        if self._notice:
-            _print_from_handler(self._notice)
 
-    def _exit(self) -> None:
-        exit_at_once()
-        try:
-            self._before_exit()
-        finally:
-            os._exit(EXIT_CODE)
+    def _print_or_exit(self) -> None:
+        """Act on a signal at once, in a thread, while the main thread may be waiting inside a library."""
+        now = time.monotonic()
+        if self._first_at == math.inf:
+            self._first_at = now
+            if self._notice and not self._cut_in:
+                _print_from_handler(self._notice)
+        elif now - self._first_at >= self._same_seconds:
+            try:
+                self._before_exit()
+            finally:
+                os._exit(EXIT_CODE)
 
 
 def _print_from_handler(line: str) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +181,20 @@ def test_what_all_ranks_refuse_before_they_meet_is_printed_once(site: Path, tmp_
     assert [code for code, _ in ends] == [2, 2]
     assert ends[0][1] == "paceline: --num-envs 0 must be at least 1\n"
     assert ends[1][1] == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_waits_for_the_main_rank_ends_at_a_signal(number: signal.Signals, site: Path, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(SECONDS)
+        port = silent.getsockname()[1]
+        process = start(tmp_path, site, "train", "faulty", **variables(1, 2, port))
+        try:
+            # Then the rank is inside torch's store, which waits for an answer for minutes.
+            connection, _ = silent.accept()
+            process.send_signal(number)
+            assert process.wait(10.0) == 130
+            connection.close()
+        finally:
+            process.kill()
+            process.communicate()

@@ -13,16 +13,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
 from paceline.distributed.launch_record import machine_id
 from paceline.distributed.rank import Rank
+from paceline.distributed.running_clock import RunningClock
 
 EXIT_CODE = 1
 REFUSAL_EXIT_CODE = 2
+# A rank that is alive but late, for example because it compiles, may keep the others waiting for this long.
+LATE_SECONDS = 600.0
+# For timeouts of torch that also count the time in which the job is suspended: `Watch` has its own instead.
+UNLIMITED = timedelta(days=30)
 # Between two looks at the store.
 _INTERVAL_SECONDS = 0.5
+_GONE = b"gone"
 # A broken connection is most often the echo of another rank's failure: so long its own words are waited for.
 _ECHO_SECONDS = 3.0
 
@@ -52,11 +59,35 @@ class Failure:
         return f"{self.cause}; rank {self.rank} on {self.host}{more}"
 
 
-class Watch:
-    """Beats for this rank, and listens for the others. The main rank listens to all, the others to it."""
+@dataclass
+class _Heard:
+    """What was last heard of another rank, and when, in running time."""
 
-    def __init__(self, store: Store, rank: Rank, timeout_seconds: float):
-        self._store, self._rank, self._timeout = store, rank, timeout_seconds
+    beat: bytes = b""
+    beat_at: float = 0.0
+    exchanges: int = 0
+    waited_since: float = 0.0
+    """Since then it has entered fewer collectives than this rank, and no further one."""
+
+    def update(self, beat: bytes, own_exchanges: int, now: float) -> None:
+        """Take a beat, which may be the same as before. `own_exchanges` is how many collectives this rank entered."""
+        gone = beat == _GONE
+        exchanges = int(beat.split()[1]) if beat and not gone else self.exchanges
+        if gone or beat != self.beat:
+            self.beat, self.beat_at = beat, now
+        if gone or exchanges != self.exchanges or exchanges >= own_exchanges:
+            self.exchanges, self.waited_since = exchanges, now
+
+
+class Watch:
+    """Beats for this rank, and listens for the others. The main rank listens to all, the others to it.
+
+    All limits are in running time: a job may be suspended for any time, if all of its ranks are."""
+
+    def __init__(self, store: Store, rank: Rank, timeout_seconds: float, late_seconds: float = LATE_SECONDS):
+        self._store, self._rank, self._timeout, self._late = store, rank, timeout_seconds, late_seconds
+        self.exchanges = 0
+        """Number of collectives that this rank has entered."""
         self._watched = [index for index in range(rank.world_size) if (index == 0) != rank.is_main]
         self._places: dict[int, tuple[str, int]] = {}
         self._stopped = threading.Event()
@@ -64,13 +95,15 @@ class Watch:
         # Held by the thread that ends the process: another thread may learn of the same failure at the same time.
         self._ending = threading.Lock()
         self._lock = threading.Lock()
-        self._reached = time.monotonic()
+        self._clock = RunningClock(2.0 * _INTERVAL_SECONDS)
+        self._reached = self._clock.read()
         self._thread: threading.Thread | None = None
         self._store.set(self._key("place"), f"{rank.host} {os.getpid()} {machine_id()}")
 
     def start(self, on_failure: Callable[[Failure], None]) -> None:
         """From now on a failure elsewhere calls `on_failure`, in a thread of its own, and then ends the process."""
         self._on_failure = on_failure
+        self._store.set_timeout(UNLIMITED)
         self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
         self._thread.start()
         if not self._rank.is_main:
@@ -82,7 +115,7 @@ class Watch:
             return
         self._stopped.set()
         with self._reaching():
-            self._quietly(lambda: self._store.set(self._key("beat"), "gone"))
+            self._quietly(lambda: self._store.set(self._key("beat"), _GONE.decode()))
         if self._thread:
             self._thread.join(2.0 * _INTERVAL_SECONDS)
         self._closed.set()
@@ -114,14 +147,15 @@ class Watch:
     def _run(self) -> None:
         for index in self._watched:
             self._place(index)
-        heard: dict[int, tuple[bytes, float]] = dict.fromkeys(self._watched, (b"", time.monotonic()))
+        now = self._clock.read()
+        heard = {index: _Heard(beat_at=now, waited_since=now) for index in self._watched}
         beats = 0
         while not self._stopped.wait(_INTERVAL_SECONDS):
             beats += 1
             try:
                 with self._reaching():
-                    self._store.set(self._key("beat"), str(beats))
-                failure = self._known() or self._silent(heard)
+                    self._store.set(self._key("beat"), f"{beats} {self.exchanges}")
+                failure = self._known() or self._overdue(heard)
             except (RuntimeError, ValueError) as error:
                 failure = Failure(0, self._place(0)[0], f"the main rank cannot be reached: {error}".splitlines()[0])
             if failure and not self._stopped.is_set():
@@ -131,7 +165,7 @@ class Watch:
         """Ends the process when the store does not answer: over a cut network its calls wait without end, whatever
         timeout it has."""
         while not self._closed.wait(_INTERVAL_SECONDS):
-            silence = time.monotonic() - self._reached
+            silence = self._clock.read() - self._reached
             if silence > self._timeout:
                 host, _ = self._places.get(0, ("an unknown host", 0))
                 self._leave(Failure(0, host, f"the main rank cannot be reached for {silence:.0f} s (--timeout)"))
@@ -141,24 +175,26 @@ class Watch:
         """One thread at a time may use the store."""
         with self._lock:
             yield
-            self._reached = time.monotonic()
+            self._reached = self._clock.read()
 
-    def _silent(self, heard: dict[int, tuple[bytes, float]]) -> Failure | None:
-        """A rank that was not heard of for too long; `heard` is its last beat and when it came."""
-        for index in self._watched:
-            key, now = f"beat/{index}", time.monotonic()
+    def _overdue(self, heard: dict[int, _Heard]) -> Failure | None:
+        """Return the failure of a rank that was not heard of, or kept the others waiting, for too long."""
+        for index, last in heard.items():
+            key, exchanges = f"beat/{index}", self.exchanges
             with self._reaching():
                 beat = self._store.get(key) if self._store.check([key]) else b""
-            last, when = heard[index]
-            if beat != last or beat == b"gone":
-                heard[index] = beat, now
-            elif now - when > self._timeout:
-                host, pid = self._place(index)
+            now = self._clock.read()
+            last.update(beat, exchanges, now)
+            silence, waited = now - last.beat_at, now - last.waited_since
+            host, pid = self._place(index)
+            if silence > self._timeout:
                 if pid:
                     # Stopped or stuck, it would outlive the others, and a launcher would wait for it.
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                return Failure(index, host, f"not heard of for {now - when:.0f} s (--timeout)")
+                return Failure(index, host, f"not heard of for {silence:.0f} s (--timeout)")
+            if waited > self._late:
+                return Failure(index, host, f"alive, but kept the other ranks waiting for {waited:.0f} s")
         return None
 
     def _end(self, failure: Failure) -> None:

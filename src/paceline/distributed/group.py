@@ -15,14 +15,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from paceline.distributed.failure import Failure, PeerLostError, Watch
+from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
 from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, main_address
 
-# A rank may keep the others waiting for so long, say while it compiles; whether it lives is `Watch`'s business.
+# Limit for forming the group, and for each collective of a group whose watch is not started.
 PATIENCE = timedelta(minutes=10)
 # By when all ranks must have found each other.
 MEETING = timedelta(minutes=5)
@@ -31,11 +31,18 @@ MEETING = timedelta(minutes=5)
 class Group:
     """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`.
 
-    With `on_failure` the watch is started as soon as the ranks have a common store: when another rank fails, it calls
-    `on_failure` in its own thread and ends the process.
+    With `on_failure` the watch is started as soon as the ranks have a common store: when another rank fails, hangs or
+    is late by more than `late_seconds`, it calls `on_failure` in its own thread and ends the process. It replaces the
+    timeouts of gloo and nccl, which would end a job that was suspended for longer.
     """
 
-    def __init__(self, rank: Rank, timeout_seconds: float = 60.0, on_failure: Callable[[Failure], None] | None = None):
+    def __init__(
+        self,
+        rank: Rank,
+        timeout_seconds: float = 60.0,
+        on_failure: Callable[[Failure], None] | None = None,
+        late_seconds: float = LATE_SECONDS,
+    ):
         self.rank, self.size = rank, rank.world_size
         self.alone = not rank.launched
         self.watch: Watch | None = None
@@ -47,7 +54,7 @@ class Group:
         _choose_interface(*main_address())
         try:
             store = _store(MEETING)
-            self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds)
+            self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds, late_seconds)
             if on_failure:
                 self.watch.start(on_failure)
             shared = self._shares_a_gpu(store)
@@ -63,6 +70,8 @@ class Group:
                 device_id=place,
             )
             self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE)) if place else None
+            for group in {None, self._hosts} if on_failure else ():
+                _set_pg_timeout(UNLIMITED, group)
         except (RuntimeError, ValueError) as error:
             raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}") from error
 
@@ -137,6 +146,8 @@ class Group:
             dist.destroy_process_group()
 
     def _meet(self, exchange: Callable[[], Any]) -> None:
+        if self.watch:
+            self.watch.exchanges += 1
         try:
             exchange()
         except RuntimeError as error:

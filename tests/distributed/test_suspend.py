@@ -1,0 +1,72 @@
+"""A suspended job continues: all of its processes are stopped for longer than --timeout, as Slurm's suspend and docker
+pause do."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import checkpoint
+from tests.distributed.faults import install, left_behind, start
+
+SECONDS = 90.0
+TIMEOUT = 3.0
+SUSPENDED = 6.0
+WORDS = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("site"))
+
+
+def train(run: Path, site: Path) -> subprocess.Popen[str]:
+    return start(run.parent, site, *WORDS, "--run-dir", str(run), "--checkpoint-every", "100")
+
+
+def send(run: Path, number: signal.Signals, order: random.Random) -> None:
+    """To all processes of a run, launcher included, in any order."""
+    pids = list(left_behind(str(run)))
+    for pid in order.sample(pids, len(pids)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def tensors(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return {prefix: state}
+    parts = state.items() if isinstance(state, dict) else ()
+    return {name: leaf for key, part in parts for name, leaf in tensors(part, f"{prefix}/{key}").items()}
+
+
+def test_a_job_that_is_suspended_for_longer_than_the_timeout_continues_bit_by_bit(site: Path, tmp_path: Path):
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    processes = [train(run, site), train(undisturbed, site)]
+    moments = random.Random(1)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not (run / "workers" / "rank_1.log").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for _ in range(3):
+            time.sleep(moments.uniform(0.2, 0.7))
+            assert processes[0].poll() is None, processes[0].communicate()[1]
+            send(run, signal.SIGSTOP, moments)
+            time.sleep(SUSPENDED)
+            send(run, signal.SIGCONT, moments)
+        said = [process.communicate(timeout=SECONDS)[1] for process in processes]
+    finally:
+        for path in (run, undisturbed):
+            send(path, signal.SIGKILL, moments)
+    assert [process.returncode for process in processes] == [0, 0], said
+    ours, theirs = (tensors(checkpoint.load(checkpoint.newest(path / "checkpoints"))) for path in (run, undisturbed))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
