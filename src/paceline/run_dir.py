@@ -226,7 +226,9 @@ def write_atomically(file: Path, content: bytes) -> None:
             os.fsync(f.fileno())
         part.replace(file)
     finally:
-        part.unlink(missing_ok=True)
+        # What made the write fail, such as a file system that became read-only, may make this fail too.
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

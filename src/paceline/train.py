@@ -254,11 +254,13 @@ def _fail_on_all_ranks(error: Exception, worker: _Worker, group: Group) -> Failu
 
 
 def _cause(error: Exception) -> str:
-    """Describe an error in one line; one of our own says all, another's is followed by the place that raised it."""
+    """Describe an error in one line, with the line of a task's code that raised it."""
     if isinstance(error, (UnusableNumberError, PeerLostError)):
         return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno} in {place.name})"
+    installed = str(Path(__file__).parent), sys.prefix, sys.base_prefix
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*installed, "<"))]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _early_result(config: TrainConfig, launch: LaunchRecord, status: str, cause: str) -> dict[str, Any]:
