@@ -10,7 +10,11 @@ _INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
-    interrupts.exit_at_once(line=_INTERRUPTED if os.environ.get("RANK", "0") == "0" else "")
+    if "RANK" in os.environ:
+        # The launcher sends the signal to all ranks, and prints what happened.
+        interrupts.use_defaults()
+    else:
+        interrupts.exit_at_once(line=_INTERRUPTED)
     # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:

@@ -226,12 +226,16 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
     if not resumed:
         run.check_new()
         words = [*words, "--run-dir", str(run.path)]
+    before = run.result()
     try:
         if arguments.launcher == "torchrunx":
             torchrunx.launch(["train", *words], ranks, arguments.hosts)
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
+        if run.result() == before:
+            # No rank has started to train.
+            raise
         if run.mark_interrupted():
             # The ranks were ended before they could save anything.
             print(f"paceline: interrupted; {run.path} goes on from its newest checkpoint", file=sys.stderr)

@@ -15,12 +15,20 @@ INHERITED_IGNORED = frozenset(
 )
 """Signals that were ignored when this process was started, for example SIGHUP under nohup, or SIGINT in the background
 of a script. They stay ignored. Determined at import, before any handler is installed."""
+PARENT = os.getppid()
+"""Process that started this one, determined at import."""
 NOTICE = "Stopping after this iteration. Press Ctrl-C again to stop at once, without a checkpoint."
 # A terminal or a scheduler and a launcher pass on the same request, each in its turn.
 SAME_REQUEST_SECONDS = 2.0
 
 received: list[int] = []
 """Requests so far that have not ended the process."""
+
+
+def use_defaults() -> None:
+    """From here on, have `SIGNALS` end the process by their default action. Unlike a Python handler, this also works
+    inside calls that do not return, such as waiting for other ranks."""
+    _handle(signal.SIG_DFL)
 
 
 def raise_keyboard_interrupt() -> None:
@@ -40,7 +48,7 @@ def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
     _handle(end)
 
 
-def _handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+def _handle(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> dict[int, Any]:
     """Install a handler, except for signals that were inherited as ignored; return the previous handlers."""
     return {number: signal.signal(number, handler) for number in SIGNALS if number not in INHERITED_IGNORED}
 

@@ -148,6 +148,8 @@ def _live(life: _Life, config: TrainConfig, console: Console, resume_from: Path 
         status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
         result = session.write_result(run, status)
         if status == "interrupted" and launch_id():
+            if group.watch:
+                group.watch.stop()  # the other ranks may end before this one
             interrupts.wait(_SIGNAL_SECONDS)
     return result | {"run": run.path}
 
