@@ -28,7 +28,8 @@ _INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
-    interrupts.exit_at_once(line=_INTERRUPTED if os.environ.get("RANK", "0") == "0" else "")
+    # A launcher sends the signal to all ranks, and prints what happened.
+    interrupts.exit_at_once(line="" if "RANK" in os.environ else _INTERRUPTED)
     # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:

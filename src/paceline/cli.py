@@ -250,12 +250,16 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
     from paceline.launch import local, torchrunx
 
     check(config)
+    before = run.result()
     try:
         if arguments.launcher == "torchrunx":
             torchrunx.launch(["train", *words], ranks, arguments.hosts)
         else:
             local.launch(["train", *words], ranks, arguments.max_restarts)
     except KeyboardInterrupt:
+        if run.result() == before:
+            # No rank has started to train.
+            raise
         if run.mark_ended("interrupted"):
             print(f"paceline: interrupted; {run.path} continues from its newest checkpoint", file=sys.stderr)
     except local.RankFailedError as error:

@@ -17,6 +17,8 @@ INHERITED_IGNORED = frozenset(
 )
 """Signals that were ignored when this process was started, for example SIGHUP under nohup, or SIGINT in the background
 of a script. They stay ignored. Determined at import, before any handler is installed."""
+PARENT = os.getppid()
+"""Process that started this one, determined at import."""
 NOTICE = "Stopping after this iteration. Press Ctrl-C again to stop at once, without a checkpoint."
 # A terminal or a scheduler and a launcher pass on the same request, each in its turn.
 SAME_REQUEST_SECONDS = 2.0

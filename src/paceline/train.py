@@ -169,6 +169,8 @@ def _run(
             status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
             result = session.write_result(run, status)
             if status == "interrupted" and under_elastic_agent():
+                if group.watch:
+                    group.watch.stop()  # the other ranks may end before this one
                 interrupts.wait(_SIGNAL_SECONDS)
     return result | {"run": run.path}
 

@@ -108,3 +108,11 @@ def left_behind(mark: str) -> dict[int, str]:
         if mark in words:
             found[int(file.parent.name)] = words
     return found
+
+
+def process_of_rank(mark: str, index: int) -> int:
+    """Process ID of a rank, among the processes whose command line has `mark` in it."""
+    for pid in left_behind(mark):
+        if f"RANK={index}" in Path(f"/proc/{pid}/environ").read_text().split("\0"):
+            return pid
+    raise AssertionError(f"no process of rank {index}")

@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline import checkpoint
-from tests.distributed.faults import install, left_behind, start
+from tests.distributed.faults import install, left_behind, process_of_rank, start
 
 HOST = socket.gethostname()
 SECONDS = 90
@@ -176,6 +176,25 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
     said, complained = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, complained
     assert f"from iteration {iterations}" in said
+
+
+def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    words = ["--gpu-ids", "none", "--ranks", "2", "--max-iterations", "100000", "--checkpoint-every", "5"]
+    process = start(tmp_path, site, "train", "faulty", *words, "--run-dir", str(run))
+    try:
+        until(lambda: checkpoint.listing(run / "checkpoints"))
+        main, other = (process_of_rank(str(run), index) for index in (0, 1))
+        os.kill(main, signal.SIGTERM)
+        until(lambda: main not in left_behind(str(run)))
+        # Time enough for the other one to find that the main rank cannot be reached.
+        time.sleep(2.0)
+        os.kill(other, signal.SIGTERM)
+        _, said = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert result(tmp_path)["status"] == "interrupted"
 
 
 def until(condition: Any) -> None:

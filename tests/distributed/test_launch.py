@@ -64,6 +64,15 @@ def test_too_few_samples_on_the_smallest_rank_are_refused_by_all(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.root
+def test_a_launcher_that_is_process_1_as_in_a_container_trains_on_two_ranks(tmp_path: Path):
+    container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = run(
+        [*container, sys.executable, "-m", "paceline", "train", "cartpole", *SMALL, "--ranks", "2"], tmp_path, {}
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("elastic", [["--standalone"], ["--nnodes=1", "--master_addr=127.0.0.1"]])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_torch_distributed_run_starts_the_ranks(elastic: list[str], ranks: int, tmp_path: Path):

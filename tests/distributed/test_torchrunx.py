@@ -93,6 +93,19 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path)
     assert newest["learner"]["iteration"] == found["iterations"]
 
 
+def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
+    run = tmp_path / "run"
+    words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "10"]
+    with start(tmp_path, tmp_path, *SMALL, *words) as process:
+        until(lambda: checkpoint.listing(run / "checkpoints"))
+        process.kill()
+        try:
+            until(lambda: not processes_of_group(process.pid), SOON)
+        finally:
+            for pid in processes_of_group(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
 @contextmanager
 def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
     """Two nodes with a real sshd on each, and one to call them from; a fault on order happens on the former."""

@@ -13,8 +13,8 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from tests.distributed.ranks import on_ranks
 
-LIMIT = 2.0
-SUSPENDED = 5.0
+LIMIT = 3.0
+SUSPENDED = 6.0
 
 
 def keep_waiting(late_rank: int, folder: Path) -> None:

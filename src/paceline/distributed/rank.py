@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import UserError
+from paceline.interrupts import PARENT
 
 MOST_RANKS = 2**20
 
@@ -77,11 +78,17 @@ def under_elastic_agent() -> bool:
 
 def die_with_launcher() -> None:
     """A worker whose launcher is killed must not train on by itself."""
-    if not under_elastic_agent() or sys.platform != "linux":
+    if under_elastic_agent():
+        die_with(PARENT)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent ends; end it now if that is no longer the process `parent`."""
+    if sys.platform != "linux":
         return
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() == 1:
+    if os.getppid() != parent:
         os._exit(1)
 
 

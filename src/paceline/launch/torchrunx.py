@@ -13,6 +13,7 @@ import time
 from functools import partial
 
 from paceline import interrupts
+from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 
@@ -40,7 +41,7 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
         # Its agents are started by `python -m`, and must not import modules of the current directory.
         extra_env_vars={SAFE_PATH: "1"},
-    ).set_logging_handlers(partial(_handlers, hosts[0]))
+    ).set_logging_handlers(partial(_handlers, hosts[0], os.getpid()))
     interrupts.raise_keyboard_interrupt()
     try:
         ended = launcher.run(_work, words)
@@ -54,8 +55,9 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         raise RankFailedError(f"ended with {worst}", worst)
 
 
-def _handlers(main_host: str) -> list[logging.Handler]:
-    """What the main rank prints is printed here; the others have their logs."""
+def _handlers(main_host: str, launcher: int) -> list[logging.Handler]:
+    """In torchrunx's logging process. What the main rank prints is printed here; the others have their logs."""
+    die_with(launcher)
 
     def goes_to(errors: bool, record: logging.LogRecord) -> bool:
         main = getattr(record, "hostname", None) == main_host and getattr(record, "local_rank", None) == 0
