@@ -120,10 +120,11 @@ def test_what_resuming_cannot_use_is_refused(case: str, run: Path):
 
 def test_a_sound_checkpoint_is_resumed_and_may_have_other_rewards_by_now(run: Path):
     sums = {"episodes": 4.0, "length": 9.0, "return": 1.0}
-    file = changed(run, lambda state: state["episodes"].update(sums=[sums]))
+    file = changed(run, lambda state: (state["episodes"].update(sums=[sums]), state["totals"].update(more=[1])))
     session = resume(run, file)
     assert session.learner.iteration == 2
     assert session.episodes.means() == {}
+    assert "more" not in session.totals
 
 
 def test_a_policy_whose_actions_overflow_is_not_exported(run: Path, tmp_path: Path):

@@ -104,6 +104,8 @@ def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
 def _converted(value: Any, hint: Any) -> Any:
     """Lists as tuples, and whole numbers as floats where the type is float."""
     inner = get_args(hint)
+    if isinstance(value, dict):
+        return {key: _converted(item, Any) for key, item in value.items()}
     if isinstance(value, list):
         if len(inner) == 2 and inner[1] is Ellipsis:
             inner = inner[:1] * len(value)

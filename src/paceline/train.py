@@ -440,12 +440,13 @@ class _News:
 
 def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:
     """Of a checkpoint, as `Session.totals`; a ValueError says what cannot be right."""
-    for name in ("env_steps", "failures", "overflows"):
+    counts, numbers = ("env_steps", "failures", "overflows"), {"seconds": 0.0, "best_return": -math.inf}
+    for name in counts:
         whole_number(name, totals[name])
-    for name, least in (("seconds", 0.0), ("best_return", -math.inf)):
+    for name, least in numbers.items():
         if type(totals[name]) is not float or not least <= totals[name] < math.inf:
             raise ValueError(f"{name} is {shown(totals[name])}, not a number")
-    return totals
+    return {name: totals[name] for name in (*counts, *numbers)}
 
 
 def _introduce_ranks(members: list[dict[str, str]]) -> list[str]:
