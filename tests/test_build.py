@@ -117,7 +117,7 @@ def test_what_resuming_cannot_use_is_refused(case: str, run: Path):
 
 def test_a_sound_checkpoint_is_resumed_and_may_have_other_rewards_by_now(run: Path):
     sums = {"episodes": 4.0, "length": 9.0, "return": 1.0}
-    file = changed(run, lambda state: state["episodes"].update(sums=[sums]))
+    file = changed(run, lambda state: (state["episodes"].update(sums=[sums]), state["totals"].update(more=[1])))
     result = resume(run, file)
     assert result["iterations"] == 3
     assert result["mean_return"] is not None

@@ -85,11 +85,11 @@ def test_a_missing_value_is_named():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"nested": [[1.0]]}, r"test: nested is \(\(1.0,\),\), but "),
-        ({"nested": [["a", "b"]]}, r"test: nested is \(\('a', 'b'\),\), but "),
-        ({"named": [1.0]}, r"test: named is \(1.0,\), but "),
+        ({"nested": [[1.0]]}, r"test: nested is \[\[1.0\]\], but "),
+        ({"nested": [["a", "b"]]}, r"test: nested is \[\['a', 'b'\]\], but "),
+        ({"named": [1.0]}, r"test: named is \[1.0\], but "),
         ({"optional": 3}, r"test: optional is 3, but "),
-        ({"flat": {"a": [1]}}, r"test: flat is \{'a': \(1,\)\}, but "),
+        ({"flat": {"a": [1]}}, r"test: flat is \{'a': \[1\]\}, but "),
         ({"inner": {"pear": [1.0]}}, r"test: inner: unknown key 'pear': did you mean 'pair'\?"),
         ({"anything": ITSELF}, r"test: anything contains itself"),
         ({7: 1}, r"test: unknown key '7'"),

@@ -87,6 +87,11 @@ def test_whole_numbers_and_lists_become_what_the_settings_are():
     assert type(found.timeout_seconds) is float
 
 
+def test_a_configuration_is_the_same_after_writing_and_reading():
+    whole = TrainConfig(task="go1-velocity", env={"delay": (0, 2), "episode_seconds": 5.0}, gpu_ids=(0, 1))
+    assert TrainConfig.from_yaml(whole.to_yaml(), "run.yaml") == whole
+
+
 def test_aliases_that_would_multiply_are_not_expanded():
     lines = ["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)]
     started = time.monotonic()

@@ -489,12 +489,13 @@ class _News:
 
 def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's `Session.totals`. Raise ValueError if a value is impossible."""
-    for name in ("env_steps", "failures", "overflows"):
+    counts, numbers = ("env_steps", "failures", "overflows"), {"seconds": 0.0, "best_return": -math.inf}
+    for name in counts:
         whole_number(name, totals[name])
-    for name, least in (("seconds", 0.0), ("best_return", -math.inf)):
+    for name, least in numbers.items():
         if type(totals[name]) is not float or not least <= totals[name] < math.inf:
             raise ValueError(f"{name} is {shown(totals[name])}, not a number")
-    return totals
+    return {name: totals[name] for name in (*counts, *numbers)}
 
 
 def _print_header(

@@ -154,6 +154,40 @@ def test_a_policy_for_another_task_is_refused_with_both_numbers(
         foreign_policy(tmp_path / "model.pt", "elu", inputs, actions)
 
 
+def layers(weight: object, bias: object = torch.zeros(2)) -> dict[str, object]:
+    return {"mlp.0.weight": weight, "mlp.0.bias": bias}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        5,
+        {"actor_state_dict": 5},
+        {"actor_state_dict": {}},
+        {"actor_state_dict": {1: torch.zeros(2)}},
+        {"actor_state_dict": layers(5)},
+        {"actor_state_dict": layers(torch.zeros(2))},
+        {"actor_state_dict": layers(torch.zeros(2, 5), torch.zeros(3))},
+        {"actor_state_dict": layers(torch.zeros(2, 5, dtype=torch.complex64))},
+        {"actor_state_dict": layers(torch.zeros(2, 5).to_sparse())},
+        {"actor_state_dict": layers(torch.zeros(2, 5)), "iter": "many"},
+        {"actor_state_dict": layers(torch.zeros(2, 5)), "iter": -1},
+        {"actor_state_dict": layers(torch.zeros(2, 5)), "obs_norm_state_dict": [1]},
+        {"actor_state_dict": layers(torch.zeros(2, 5)), "obs_norm_state_dict": {"_mean": 5}},
+        # One number in the file.
+        {
+            "actor_state_dict": layers(torch.zeros(1, 1).expand(10**9, 5), torch.zeros(1).expand(10**9))
+            | {"mlp.2.weight": torch.zeros(1, 1).expand(2, 10**9), "mlp.2.bias": torch.zeros(2)}
+        },
+    ],
+)
+def test_a_crafted_file_is_refused_in_one_line(content: object, tmp_path: Path):
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(UserError) as caught:
+        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_a_recurrent_policy_is_refused_by_name(tmp_path: Path):
     trained(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=4).save(str(tmp_path / "model.pt"))
     with pytest.raises(UserError, match=r"model.pt holds a recurrent network \(rnn\.rnn\.weight_ih_l0\): only multi"):

@@ -1,0 +1,161 @@
+"""Random command lines, read in one process as the commands read them; none of them starts anything."""
+
+import contextlib
+import dataclasses
+import io
+import random
+import shutil
+import string
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import arguments
+from paceline.arguments import LEARNER_NAMES, parse
+from paceline.checks import from_dict
+from paceline.cli import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
+from paceline.config import TrainConfig
+from paceline.errors import UserError
+from paceline.tasks import registry
+from tests.fuzz.guard import cases, harmless
+
+COMMANDS = {"play": PlayArguments, "export": ExportArguments, "doctor": DoctorArguments, "tasks": TasksArguments}
+TRAIN_FLAGS = """
+--learner --learner-config --ml_framework --num-envs --total-envs --max-iterations --seed --run-dir --resume --engine
+--gpu-ids --ranks --launcher --hosts --max-restarts --timeout --worker-log-dir --torchrunx-log-dir --logger
+--checkpoint-every --keep-checkpoints --headless --distributed --task --num_envs --max_iterations --help -h --version
+-- - --= --env.episode-seconds --env.decimation --env.force-newtons --env.robot --env.delay --env.randomize
+--env.no-randomize --env.options --env.vectorization --env.policy-sees --env.gravity --env --env. --ppo
+--ppo.hidden --ppo.horizon --ppo.minibatches --ppo.learning-rate --ppo.activation --ppo.no-clip-value
+--rsl-rl.hidden-dims --rsl-rl.schedule --rl-games.units --rl-games.separate --skrl.layers --skrl.rollouts
+"""
+OTHER_FLAGS = """
+--video --seconds --width --height --overlay --no-overlay --seed --activation --format --output --json --timeout
+--run-dir --engine --gpu-ids --num-envs --task --help -h --
+"""
+NUMBERS = """
+0 1 2 8 24 -1 1e3 0.5 1e300 -1e300 nan inf -inf 1_0 0x10 1. . - +1 99999999999999999999 1e-400 1,2 None True false
+"""
+WORDS = """
+auto none all mujoco warp torch jax elastic torchrunx tensorboard elu tanh onnx torchscript state sync async adaptive
+max_episode_steps=5 g=[ a=b=c = == ../.. / /dev/null runs ~ * [ {} $(id) ' " \\ ä : a:b:c gymnasium:Pendulum-v1
+gymnasium: gymnasium:math:X gymnasium:nowhere:X-v0 gymnasium:.:X
+"""
+ODD = ["", " ", "\t", "\n", " 1", "1 ", "9" * 5000, "x" * 300, "x" * 5000, "\N{ARABIC-INDIC DIGIT ONE}", "\udcff"]
+FILES = {
+    "rsl_rl.yaml": "seed: 3\nnum_steps_per_env: 8\nalgorithm: {learning_rate: 0.001}\n",
+    "rl_games.yaml": "params: {config: {horizon_length: 1000000000000, minibatch_size: 64}}\n",
+    "skrl.yaml": "agent: {rollouts: 8}\n",
+    "junk.yaml": "a: [1\n",
+    "list.yaml": "- 1\n",
+    "deep.yaml": "a: " + "[" * 5000,
+    "binary.yaml": "\0\1\2",
+}
+
+
+@pytest.fixture
+def place(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with runs and configuration files; the command lines name them."""
+    shutil.copytree(tiny_run, tmp_path / "runs" / "cartpole" / "2001-01-01")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sound_line(generator: random.Random) -> list[str]:
+    """A task, a learner and some of their own options, most of them with their own values."""
+    task, learner = generator.choice([*registry.names(), "gymnasium:Pendulum-v1"]), generator.choice(LEARNER_NAMES)
+    entry = registry.find(task)
+    settings = entry.settings(learner)
+    words = ["train", task, "--learner", learner, "--gpu-ids", "none"]
+    for group, prefix in ((entry.task(), "env"), (settings, settings.flags)):
+        names = option_names(group)
+        for name in generator.sample(names, min(len(names), generator.randrange(4))):
+            value, flag = getattr(group, name), f"--{prefix}.{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                words.append(generator.choice([flag, f"--{prefix}.no-{name.replace('_', '-')}"]))
+                continue
+            given = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
+            if given and generator.random() < 0.3:
+                given[generator.randrange(len(given))] = generator.choice((*NUMBERS.split(), *ODD))
+            words += [flag, *given]
+    return words
+
+
+def option_names(group: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(group)]
+
+
+def command_line(number: int) -> list[str]:
+    generator = random.Random(number)
+    if generator.random() < 0.4:
+        return sound_line(generator)
+    command = generator.choice(["train"] * 4 + [*COMMANDS])
+    flags = TRAIN_FLAGS if command == "train" else OTHER_FLAGS
+    values = (
+        *NUMBERS,
+        *WORDS,
+        *ODD,
+        *FILES,
+        *registry.names(),
+        *LEARNER_NAMES,
+        "runs/cartpole/2001-01-01",
+        "runs/cartpole",
+    )
+    words: list[str] = []
+    if command in ("play", "export") or (command == "train" and generator.random() < 0.8):
+        sound = (
+            [*registry.names(), "gymnasium:Pendulum-v1"] if command == "train" else ["runs/cartpole/2001-01-01", "auto"]
+        )
+        words.append(generator.choice(sound) if generator.random() < 0.8 else generator.choice(values))
+    for _ in range(generator.choice([0, 1, 1, 2, 3, 6])):
+        flag = generator.choice(flags) if generator.random() < 0.9 else mutated(generator.choice(flags), generator)
+        given = [generator.choice(values) for _ in range(generator.choice([0, 1, 1, 1, 2]))]
+        given = [mutated(value, generator) if generator.random() < 0.1 else value for value in given]
+        words += [f"{flag}={given[0]}", *given[1:]] if given and generator.random() < 0.2 else [flag, *given]
+    if generator.random() < 0.1:
+        generator.shuffle(words)
+    return [command, *words]
+
+
+def mutated(word: str, generator: random.Random) -> str:
+    letters = [*word]
+    for _ in range(generator.choice([1, 1, 2])):
+        place = generator.randrange(len(letters) + 1)
+        letters[place : place + generator.randrange(2)] = generator.choice(string.printable + "-=._ä")
+    return "".join(letters)
+
+
+def read(words: list[str]) -> None:
+    command, *rest = words
+    if command == "train":
+        config = arguments.read(rest).config
+        config.check()
+        stored = TrainConfig.from_yaml(config.to_yaml(), "run.yaml")
+        assert stored == config
+        from_dict(registry.find(stored.task).task, stored.env, "options")
+    else:
+        parse(COMMANDS[command], rest, command)
+
+
+def test_random_command_lines_are_read_or_refused_in_one_line(place: Path):
+    faults, refused, tried = list[str](), 0, cases(250)
+    for number in tried:
+        words = command_line(number)
+        try:
+            with harmless(), contextlib.redirect_stdout(io.StringIO()):
+                read(words)
+        except UserError as error:
+            refused += 1
+            if len(str(error).splitlines()) != 1 or len(str(error)) > 6000:
+                faults.append(f"{number} {words}: {str(error)[:3000]!r}")
+        except SystemExit as end:
+            if end.code or not {"-h", "--help"} & set(words):
+                faults.append(f"{number} {words}: exit {end.code}")
+        except Exception:
+            faults.append(f"{number} {words}: {traceback.format_exc(limit=-5)}")
+    assert not faults, f"{len(faults)} faults:\n" + "\n".join(fault[:3000] for fault in faults[:20])
+    assert len(tried) // 2 < refused < len(tried), "all are refused, or almost none: a vacuous test"
