@@ -32,8 +32,12 @@ class RankFailedError(Exception):
         return self.exit_code < 0
 
 
-# Without it, torch's c10d rendezvous has a killed worker use up several restarts, and a lost node does not come back.
-QUIRKS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+QUIRKS = {
+    # Without it, torch's c10d rendezvous has a killed worker use up several restarts, and a lost node does not come back.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # Ranks that were asked to stop finish their iteration and save; by default they are killed after 30 s.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+}
 
 
 def launch(words: list[str], ranks: int, max_restarts: int) -> None:
