@@ -33,7 +33,7 @@ class RankFailedError(Exception):
 
 
 QUIRKS = {
-    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node does not come back.
+    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node stays away.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     # Ranks that were asked to stop finish their iteration and save; by default they are killed after 30 s.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
