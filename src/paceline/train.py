@@ -161,9 +161,9 @@ def _run(
         if rank.is_main:
             checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
             run.write_config(config)
-        session.write_result(run, "running")
         same_seconds, notice = 0.0 if group.alone else SAME_REQUEST_SECONDS, NOTICE if rank.is_main else ""
         with Interrupts(same_seconds, notice, worker.mark_interrupted) as interrupts:
+            session.write_result(run, "running")
             session.loop(run, consoles, interrupts)
             session.save(run)
             status = "completed" if session.learner.iteration >= config.max_iterations else "interrupted"
@@ -248,8 +248,11 @@ def _fail_on_all_ranks(error: Exception, worker: _Worker, group: Group) -> Failu
     failure = Failure(group.rank.index, group.rank.host, _cause(error), log)
     if group.watch:
         # A value that became NaN on another rank is reported there.
-        own = session.learner.first_non_finite() if session else None
-        infected = isinstance(error, UnusableNumberError) and own is None
+        infected = (
+            isinstance(error, UnusableNumberError)
+            and session is not None
+            and session.learner.first_non_finite() is None
+        )
         failure = group.watch.report(failure, echo=infected or isinstance(error, PeerLostError))
     worker.record(failure, traceback.format_exc())
     return failure

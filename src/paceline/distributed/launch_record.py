@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def machine_id() -> str:
 
 def _parent_process() -> str:
     pid, started = os.getppid(), ""
-    if sys.platform == "linux":
+    # Only Linux has the file, and not for a parent outside of this container.
+    with suppress(OSError):
         # Process IDs are reused; the start time in clock ticks since boot is field 22 of the file.
         started = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     return f"{socket.gethostname()} {machine_id()} {pid} {started}"
