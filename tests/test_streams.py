@@ -72,7 +72,7 @@ def test_training_goes_on_when_its_terminal_goes_away(tmp_path: Path):
     try:
         os.close(theirs)
         shown = b""
-        while b"iteration" not in shown:
+        while b"steps/s" not in shown:
             shown += os.read(ours, 4096)
         os.close(ours)
         first = json.loads((tmp_path / "run" / "result.json").read_text())

@@ -22,12 +22,13 @@ if __name__ == "__main__":
     # Before anything is imported that is not part of the interpreter.
     _leave_out_current_directory()
 
-from paceline import interrupts  # noqa: E402
+from paceline import interrupts, streams  # noqa: E402
 
 _INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
+    streams.open_closed_descriptors()
     # A launcher sends the signal to all ranks, and prints what happened.
     interrupts.exit_at_once(line="" if "RANK" in os.environ else _INTERRUPTED)
     # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.

@@ -23,11 +23,19 @@ class PatientFile(io.FileIO):
         return size if written is None else written
 
 
+def open_closed_descriptors() -> None:
+    """Open the null device in place of each standard descriptor that is closed. Call this before any other file is
+    opened: that file would get the descriptor's number, and with it what C libraries print."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def install() -> PatientFile:
     """Have sys.stdout and sys.stderr drop what cannot be written, and return the file behind sys.stdout. Streams that
     somebody else has put in their places are left alone."""
-    for number in (0, 1, 2):
-        _open_if_closed(number)
     output, errors = PatientFile(1, "w", closefd=False), PatientFile(2, "w", closefd=False)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(output, sys.stdout)
@@ -39,15 +47,6 @@ def install() -> PatientFile:
 def open_log(path: Path) -> TextIO:
     """A text file to append lines to."""
     return io.TextIOWrapper(io.BufferedWriter(PatientFile(path, "a")), "utf-8", "backslashreplace", line_buffering=True)
-
-
-def _open_if_closed(number: int) -> None:
-    """Open the null device in place of a standard descriptor that is closed: a file opened later would get its number,
-    and with it what C libraries print."""
-    try:
-        os.fstat(number)
-    except OSError:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _text(file: PatientFile, stream: TextIO | None) -> TextIO:

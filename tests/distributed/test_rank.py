@@ -105,9 +105,7 @@ def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tm
 def error_of(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """What the command prints, in this process, when it ends with 2."""
     patch.setattr(sys, "argv", ["paceline", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
+    assert main() == 2
     return capsys.readouterr().err
 
 
@@ -122,13 +120,38 @@ def test_errors_are_printed_whatever_the_rank(
     assert len(error_of(words, launcher, capsys).strip().splitlines()) == 1
 
 
-def test_the_main_rank_of_a_training_run_prints_for_the_others(
+def test_the_main_rank_of_a_training_run_prints_for_the_others(tmp_path: Path):
+    port = free_port()
+    command = [sys.executable, "-m", "paceline", "train", "cartpol"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=os.environ | variables(index, 2, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    printed = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert printed[0].count("did you mean 'cartpole'") == 1
+    assert printed[1] == ""
+
+
+def test_a_rank_that_meets_no_other_prints_its_own_error(
     launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
+    launcher.setattr("paceline.cli._REPORT_SECONDS", 1.0)
+    launcher.setenv("MASTER_PORT", str(free_port()))
     launcher.setenv("RANK", "1")
-    assert error_of(["train", "cartpol"], launcher, capsys) == ""
-    # A platform that counts nodes, and a launcher's variables that make no rank: nobody else prints for this process.
+    assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
+
+
+def test_variables_that_make_no_rank_do_not_silence_an_error(
+    launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     launcher.setenv("RANK", "2")
     assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)
     launcher.setenv("RANK", "1")
