@@ -29,7 +29,7 @@ train: $(TRAIN_ENV)
 test: check
 	scripts/system_packages $(BIN)/python
 	scripts/node_packages
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m $(TESTS) --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m $(TESTS) --durations=10 $(ARGS)
 
 check: $(TEST_ENV)
 	$(BIN)/ruff format --check

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_che
     train(dataclasses.replace(CONFIG, max_iterations=18), directory, QUIET, earlier)
     assert [step for step, _ in scalars(directory)["loss/value"]] == list(range(1, 19))
     assert [file.name for file in checkpoint.listing(directory.checkpoints)][-1] == "iteration_00000018.safetensors"
+
+
+def test_tensorboard_shows_the_resumed_run_also_after_the_clock_was_set_back(tmp_path: Path):
+    directory = run(tmp_path / "run", 15)
+    (file,) = directory.tensorboard.iterdir()
+    tomorrow = int(time.time()) + 86400
+    file.rename(file.with_name(f"events.out.tfevents.{tomorrow}.a.1.0"))
+    (directory.tensorboard / f"events.out.tfevents.{tomorrow}.a.1.00").touch()
+    earlier = checkpoint.listing(directory.checkpoints)[0]
+    train(dataclasses.replace(CONFIG, max_iterations=18), directory, QUIET, earlier)
+    assert [step for step, _ in scalars(directory)["loss/value"]] == list(range(1, 19))
+    assert len(list(directory.tensorboard.iterdir())) == 3
 
 
 def test_a_resume_from_the_best_checkpoint_is_kept_and_goes_on(tmp_path: Path):

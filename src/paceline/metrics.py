@@ -56,6 +56,7 @@ class TensorBoard:
     def __init__(self, directory: Path, first_iteration: int):
         from torch.utils.tensorboard import SummaryWriter
 
+        _order_before(directory, int(time.time()))
         self._writer = SummaryWriter(str(directory), purge_step=first_iteration)
 
     def write(self, iteration: int, values: dict[str, float]) -> None:
@@ -67,6 +68,15 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _order_before(directory: Path, now: int) -> None:
+    """Rename the event files that would not sort before one that is written from `now` on. TensorBoard reads files in
+    the order of their names, which begin with the time in seconds; the clock may have been set back since."""
+    prefix = "events.out.tfevents."
+    later = [file for file in sorted(directory.glob(f"{prefix}*")) if file.name >= f"{prefix}{now:010d}"]
+    for index, file in enumerate(later):
+        file.rename(file.with_name(f"{prefix}{now - 1:010d}.~{index:04d}.{file.name.removeprefix(prefix)}"))
 
 
 class ConsoleProgress:
