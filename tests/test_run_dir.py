@@ -1,5 +1,7 @@
 """How a run is named: its directory or one of its checkpoint files, from anywhere."""
 
+import errno
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -90,3 +92,25 @@ def test_auto_takes_a_tasks_name_literally(task: str, tmp_path: Path, monkeypatc
     os.makedirs("runs/cartpole")
     with pytest.raises(UserError, match="no run with a checkpoint under runs"):
         RunDir.open("auto", task)
+
+
+def test_a_directory_is_held_by_one_process_at_a_time(tmp_path: Path):
+    run, warnings = RunDir(tmp_path / "run"), []
+    with run.held(True, warnings.append):
+        assert run.is_held()
+        with pytest.raises(UserError, match="is being trained by another process"), run.held(True, warnings.append):
+            pass
+    assert not run.is_held()
+    assert warnings == []
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run, warnings = RunDir(tmp_path / "run"), []
+    with run.held(True, warnings.append):
+        assert not run.is_held()
+    assert len(warnings) == 1
+    assert "has no locks" in warnings[0]

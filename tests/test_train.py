@@ -5,6 +5,7 @@ import json
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,10 +163,34 @@ def test_a_full_disk_ends_the_run_and_names_the_cause(tmp_path: Path):
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(small)], check=True)
     try:
-        with pytest.raises(TrainingFailedError, match="No space left on device"):
+        with pytest.raises(TrainingFailedError, match=r"No space left on device: '.*\.safetensors'"):
             run(small / "run", 20, logger="none")
+        assert RunDir(small / "run").result()["status"] == "failed"
     finally:
         subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.root
+def test_a_disk_that_becomes_read_only_ends_the_run_with_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    save = checkpoint.save
+
+    def remount_and_save(*arguments: Any) -> Path:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        return save(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save", remount_and_save)
+    try:
+        with pytest.raises(TrainingFailedError, match="Read-only file system") as failure:
+            run(disk / "run", 20, logger="none")
+        assert "error.log" not in str(failure.value)
+        assert "Traceback" in capsys.readouterr().err
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):

@@ -247,6 +247,7 @@ def _ranks(arguments: Any, config: "TrainConfig") -> int:
 def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDir", ranks: int) -> int:
     """Start the ranks and wait for them. They print; the launcher prints only what no rank could."""
     from paceline.build import check
+    from paceline.distributed.failure import REFUSAL_EXIT_CODE
     from paceline.launch import local, torchrunx
 
     check(config)
@@ -260,14 +261,16 @@ def _launch(words: list[str], arguments: Any, config: "TrainConfig", run: "RunDi
         if run.result() == before:
             # No rank has started to train.
             raise
-        if run.mark_ended("interrupted"):
+        if not run.is_held() and run.mark_ended("interrupted"):
             print(f"paceline: interrupted; {run.path} continues from its newest checkpoint", file=sys.stderr)
     except local.RankFailedError as error:
-        if run.mark_ended("failed", str(error)) or error.was_killed:
+        if error.exit_code == REFUSAL_EXIT_CODE:
+            return error.exit_code
+        # Another process may have begun to train in the directory.
+        if (not run.is_held() and run.mark_ended("failed", str(error))) or error.was_killed:
             print(f"paceline: training failed: {error}", file=sys.stderr)
-        if run.result().get("status") == "interrupted":
-            return interrupts.EXIT_CODE
-        return error.exit_code if error.exit_code in (2, interrupts.EXIT_CODE) else 1
+        interrupted = error.exit_code == interrupts.EXIT_CODE or run.result().get("status") == "interrupted"
+        return interrupts.EXIT_CODE if interrupted else 1
     # The directory may be on another host; there a rank that was interrupted ends with its own exit code.
     return 0 if run.result().get("status", "completed") == "completed" else interrupts.EXIT_CODE
 

@@ -1,11 +1,12 @@
 """A run's directory: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,9 +89,10 @@ class RunDir:
         return not {entry.name for entry in os.scandir(self.path)} <= _LOGS or any(self.checkpoints.glob("*"))
 
     @contextmanager
-    def held(self, is_new: bool) -> Iterator["RunDir"]:
-        """Create the directory and keep other processes from training in it while inside. A new run without a directory
-        of the user's choice gets another name if this one is taken. A new run that leaves no file removes it."""
+    def held(self, is_new: bool, warn: Callable[[str], object]) -> Iterator["RunDir"]:
+        """Create the directory and keep other processes from training in it while inside; `warn` if the file system
+        cannot. A new run without a directory of the user's choice gets another name if this one is taken. A new run
+        that leaves no file removes it."""
         run = self
         for attempt in range(2, 100):
             missing = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
@@ -101,7 +103,8 @@ class RunDir:
                     pass
             except OSError as error:
                 raise UserError(f"cannot write to the run directory {run.path}: {error.strerror}") from None
-            if _lock(lock) and not (is_new and run.config_file.exists()):
+            locked = _lock(lock)
+            if locked is not False and not (is_new and run.config_file.exists()):
                 break
             os.close(lock)
             if self.given:
@@ -109,6 +112,8 @@ class RunDir:
             run = RunDir(self.path.with_name(f"{self.path.name}_{attempt}"))
         else:
             raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
+        if locked is None:
+            warn(f"The file system of {run.path} has no locks: do not start a second process in this directory.")
         folders = [run.checkpoints, *missing] if is_new else []
         try:
             with cleanup_on_exit(lambda: _remove_empty(folders)):
@@ -152,6 +157,17 @@ class RunDir:
         except (OSError, ValueError):
             return {}
 
+    def is_held(self) -> bool:
+        """Return whether a process trains in the directory at present, see `held`."""
+        try:
+            directory = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return _lock(directory) is False
+        finally:
+            os.close(directory)
+
     def mark_ended(self, status: str, cause: str | None = None) -> bool:
         """Write how the run ended to result.json if its ranks ended before they could; return whether that was so."""
         result = self.result()
@@ -184,7 +200,16 @@ class RunDir:
         return TrainConfig.from_yaml(text, str(self.config_file))
 
     def write_result(self, **result: Any) -> None:
-        write_atomically(self.result_file, (json.dumps(result, indent=2) + "\n").encode())
+        content = (json.dumps(result, indent=2) + "\n").encode()
+        try:
+            write_atomically(self.result_file, content)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self.result_file.exists():
+                raise
+            # On a full disk there may be room in the blocks of the file itself.
+            with self.result_file.open("r+b") as file:
+                file.write(content)
+                file.truncate()
 
 
 def _now() -> str:
@@ -205,14 +230,15 @@ def _runs_of_checkpoint(file: Path) -> list[Path]:
     return [path.parent.parent for path in named if path.parent.name == "checkpoints"]
 
 
-def _lock(directory: int) -> bool:
-    """Whether this process is now the only one to hold it; a file system without locks is trusted."""
+def _lock(directory: int) -> bool | None:
+    """Lock a directory for this process. Return False if another process has locked it, None if the file system has no
+    locks."""
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        return None
     return True
 
 
@@ -225,6 +251,8 @@ def write_atomically(file: Path, content: bytes) -> None:
             f.flush()
             os.fsync(f.fileno())
         part.replace(file)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
     finally:
         # What made the write fail, such as a file system that became read-only, may make this fail too.
         with suppress(OSError):

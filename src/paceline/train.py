@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,22 @@ class _Worker:
         self.result: Callable[[str, str], dict[str, Any]] | None = None
         """Returns the content of result.json for a status and a cause. None while that of an earlier start is kept."""
 
-    def record(self, failure: Failure, details: str) -> None:
-        """Write a failure to this rank's log and, on the main rank, to the run's directory."""
+    def record(self, failure: Failure, details: str) -> bool:
+        """Write a failure to this rank's log and, on the main rank, to the run's directory. Return whether error.log
+        was written: the disk may be what failed."""
         self.log.write(details)
-        if self.holds_directory and self.rank.is_main:
-            # The disk may be what failed; the error must be printed nevertheless.
-            with suppress(OSError, UserError):
-                # A new run without files has removed its directory.
-                self.run.path.mkdir(parents=True, exist_ok=True)
-                self.run.error_file.write_text(details)
-                if self.result:
-                    self.run.write_result(**self.result("failed", str(failure)))
+        if not self.holds_directory or not self.rank.is_main:
+            return False
+        written = False
+        with suppress(OSError):
+            # A new run without files has removed its directory.
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.run.error_file.write_text(details)
+            written = True
+        with suppress(OSError, UserError):
+            if self.result:
+                self.run.write_result(**self.result("failed", str(failure)))
+        return written
 
     def mark_interrupted(self) -> None:
         """Record in result.json that the run ends at once, without a checkpoint."""
@@ -143,8 +148,9 @@ def _run(
     start = _agree(group, lambda: load_start(plan, config, group.size))
     envs = _agree(group, lambda: _share_envs(config, start.total_envs, group.size))[rank.index]
     members = _check_ranks_agree(config, group, len(envs))
+    warn = partial(console.print, markup=False, soft_wrap=True)
     with ExitStack() as stack:
-        run = _agree(group, lambda: stack.enter_context(plan.run.held(plan.is_new)))
+        run = _agree(group, lambda: stack.enter_context(plan.run.held(plan.is_new, warn)))
         worker.run, worker.holds_directory = run, True
         worker.log = worker_log.begin(rank, group.alone, config.worker_log_dir, run.worker_logs)
         if plan.is_new:
@@ -254,7 +260,10 @@ def _fail_on_all_ranks(error: Exception, worker: _Worker, group: Group) -> Failu
             and session.learner.first_non_finite() is None
         )
         failure = group.watch.report(failure, echo=infected or isinstance(error, PeerLostError))
-    worker.record(failure, traceback.format_exc())
+    details = traceback.format_exc()
+    if not worker.record(failure, details) and group.alone:
+        print(details, file=sys.stderr)
+        return replace(failure, log="")
     return failure
 
 

@@ -173,3 +173,22 @@ def test_the_header_is_printed_before_the_envs_are_built(site: Path, tmp_path: P
     words = ["train", "faulty", *SMALL, "--max-iterations", "1"]
     _, printed, _ = paceline(tmp_path, site, *words, BUILD="print:0")
     assert 0 <= printed.index("faulty: 6 envs") < printed.index("the model is built")
+
+
+def test_a_launch_into_a_directory_in_training_is_refused_and_changes_nothing(tmp_path: Path, site: Path):
+    words = ["train", "faulty", *SMALL, "--run-dir", "run", "--max-iterations", "1000000", "--checkpoint-every", "1"]
+    result = tmp_path / "run" / "result.json"
+    with start(tmp_path, site, *words) as process:
+        try:
+            until(lambda: list(tmp_path.glob("run/checkpoints/iteration_*")))
+            before = json.loads(result.read_text())
+            assert before["status"] == "running"
+            code, _, errors = paceline(tmp_path, site, *words, "--ranks", "2")
+            assert code == 2
+            assert errors == "paceline: run is being trained by another process: wait for it to end, or stop it\n"
+            assert json.loads(result.read_text()) == before
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+            assert process.returncode == 130
+        finally:
+            process.kill()

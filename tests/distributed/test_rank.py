@@ -1,6 +1,7 @@
 """Who this process is, from what a launcher or a platform sets; and commands that are not ranks whatever is set."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,16 @@ def test_a_port_that_is_no_number_is_one_line(tmp_path: Path):
     assert done.returncode == 2
     assert "MASTER_PORT is 'abc'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_a_port_that_is_in_use_is_named_with_the_remedy(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = paceline(tmp_path, "train", "cartpole", "--gpu-ids", "none", **variables(0, 2, port))
+    assert done.returncode == 1
+    assert f"port: {port}" in done.stderr
+    assert "address already in use; choose another MASTER_PORT" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tmp_path: Path):

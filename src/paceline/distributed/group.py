@@ -73,7 +73,8 @@ class Group:
             for group in {None, self._hosts} if on_failure else ():
                 _set_pg_timeout(UNLIMITED, group)
         except (RuntimeError, ValueError) as error:
-            raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}") from error
+            remedy = "; choose another MASTER_PORT" if "EADDRINUSE" in str(error) else ""
+            raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}{remedy}") from error
 
     @property
     def capturable(self) -> bool:
