@@ -19,12 +19,13 @@ from pathlib import Path
 import rates
 import torch
 
-from paceline import checkpoint
 from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.run_dir import RunDir
+from paceline.learners.learner import settings_of
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
@@ -103,7 +104,7 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
     """Thinned out; seconds are those of iterations, without the start of each leg."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    per_iteration = config.total(max(1, len(config.gpu_ids))) * config.settings.horizon
+    per_iteration = config.total(max(1, len(config.gpu_ids))) * settings_of(config.learner, config.settings).horizon
     rows: list[tuple[int, float, dict[str, float]]] = []
     for path in sorted(run.tensorboard.iterdir()):
         events = EventAccumulator(str(path)).Reload()

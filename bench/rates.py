@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from paceline.distributed.rank import tune_torch
-from paceline.env.graph import capture
+from paceline.device.cpu import tune_torch
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task, TaskWithMemory
 from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
-from paceline.versions import versions
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.run.versions import versions
+from paceline.tensors.graph import capture
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -49,7 +49,7 @@ class Iterations:
 def paceline(
     task: Task | TaskWithMemory,
     num_envs: int,
-    ppo: PpoConfig,
+    ppo: PpoSettings,
     device: torch.device,
     iterations: int,
     engine: str = "auto",
@@ -139,7 +139,7 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: 
 def mjlab(
     python: Path | str,
     num_envs: int,
-    ppo: PpoConfig,
+    ppo: PpoSettings,
     device: str,
     iterations: int,
     task: str = "Mjlab-Cartpole-Balance",

@@ -106,11 +106,11 @@ def join_by_jax(index: int, port: int) -> None:
 def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) -> dict[str, Any]:
     import jax
 
-    from paceline.learners.skrl_jax import GradientMean, make_networks
-    from paceline.settings.skrl import SkrlConfig
+    from paceline.learners.skrl.jax_learner import GradientMean, make_networks
+    from paceline.learners.skrl.settings import SkrlSettings
 
     device = jax.local_devices()[0]
-    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlConfig(layers=hidden), device)
+    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlSettings(layers=hidden), device)
     # Any numbers do, as long as each rank has its own.
     gradients = {
         name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)

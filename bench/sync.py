@@ -39,12 +39,12 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.worlds import shares
+from paceline.distributed.sharding import shares
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import derived, divergence
 from paceline.learners.ppo.ppo import Rollout
-from paceline.settings.ppo import LEARNING_RATES, PpoConfig
+from paceline.learners.ppo.settings import LEARNING_RATES, PpoSettings
 from paceline.tasks.cartpole import Cartpole
 
 SEED = 0
@@ -93,7 +93,7 @@ class Paceline(Ppo):
 class RslRl(Paceline):
     """The same, with RSL-RL's exchange."""
 
-    def __init__(self, env: RobotEnv, config: PpoConfig, seed: int, group: Group):
+    def __init__(self, env: RobotEnv, config: PpoSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
         self._ranks, self._group = group, copy(group)
         self._group.sum_ = self._sum_moments
@@ -171,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     if uneven := [ranks for ranks in args.ranks if args.num_envs % ranks]:
         parser.error(f"--num-envs {args.num_envs} is no multiple of --ranks {uneven[0]}: RSL-RL has equal ranks")
-    ppo, console, rows = PpoConfig(hidden=tuple(args.hidden)), Console(), []
+    ppo, console, rows = PpoSettings(hidden=tuple(args.hidden)), Console(), []
     sizes = {"num_envs": args.num_envs, "iterations": args.iterations, "rounds": args.rounds}
     facts = {"backend": "gloo", "rsl_rl": version("rsl-rl-lib"), "load_before": os.getloadavg()[0]}
     for ranks in args.ranks:
@@ -181,7 +181,7 @@ def main() -> None:
     console.print(table(rows, args.num_envs))
 
 
-def compare(ranks: int, num_envs: int, ppo: PpoConfig, iterations: int, rounds: int) -> list[dict[str, Any]]:
+def compare(ranks: int, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each scheme: medians over rounds, of the rank that took longest in each."""
     found = on_ranks(ranks, num_envs, ppo, iterations, rounds)
     rows: list[dict[str, Any]] = []
@@ -217,7 +217,7 @@ def on_ranks(ranks: int, *sizes: Any) -> list[dict[str, Any]]:
 
 
 def measure(
-    index: int, ranks: int, port: int, output: Path, num_envs: int, ppo: PpoConfig, iterations: int, rounds: int
+    index: int, ranks: int, port: int, output: Path, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int
 ) -> None:
     """What one rank does: both schemes in turns. The main one writes what all have found."""
     if ranks > 1:

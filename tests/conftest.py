@@ -10,9 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from rich.console import Console
 
-from paceline.config import TrainConfig
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.train import train
 
 
@@ -29,7 +28,7 @@ def jax_compiles_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of cartpole, two iterations long; to be read, not written to."""
     path = tmp_path_factory.mktemp("tiny") / "run"
-    ppo = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
+    ppo = {"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16, 16)}
     config = TrainConfig(task="cartpole", env={}, num_envs=8, max_iterations=2, settings=ppo, logger="none")
     train(config, RunDir(path), Console(quiet=True))
     return path

@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
 from paceline.build import trained
 from paceline.errors import UserError
 from paceline.export import export
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 from paceline.train import train
 
 Change = Callable[[dict[str, Any]], Any]

@@ -20,7 +20,7 @@ from paceline import doctor
 from paceline.distributed.rank import Rank
 from paceline.doctor import Finding, as_json, examine, table
 from paceline.errors import UserError
-from paceline.memory import least_bytes
+from paceline.memory_estimate import least_bytes
 from tests.distributed.ranks import free_port, variables
 
 WORKER = """

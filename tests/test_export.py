@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint
 from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
 from paceline.export import export
 from paceline.learners.ppo import Ppo
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
@@ -162,7 +162,7 @@ def test_refusals_are_one_line_exit_2_and_leave_nothing(tiny_run: Path, tmp_path
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_a_missing_extra_is_named_with_what_to_install(package: str, tiny_run: Path, tmp_path: Path):
-    script = f"import sys; sys.modules['{package}'] = None; from paceline.cli import main; sys.exit(main())"
+    script = f"import sys; sys.modules['{package}'] = None; from paceline.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", script, "export", str(tiny_run), "--output", "policy.onnx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     # Before anything is imported that is not part of the interpreter.
     _leave_out_current_directory()
 
-from paceline import interrupts, streams  # noqa: E402
+from paceline.process import interrupts, streams  # noqa: E402
 
 _INTERRUPTED = "paceline: interrupted"
 
@@ -34,7 +34,7 @@ def main() -> None:
     # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:
-        from paceline.cli import main as run
+        from paceline.cli.main import main as run
 
         code = run()
     except KeyboardInterrupt:

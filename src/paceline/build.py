@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint
-from paceline.checkpoint import reading, whole_number
-from paceline.checks import from_dict, shown
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv, check_timing
 from paceline.env.task import HasCurriculum
 from paceline.env.vec_env import VecEnv
-from paceline.errors import UserError
-from paceline.learners import adapters
-from paceline.learners.learner import Learner
-from paceline.learners.rsl_rl_files import foreign_policy
-from paceline.run_dir import RunDir
+from paceline.errors import UserError, unknown
+from paceline.learners.learner import LEARNERS, Learner, settings_of
+from paceline.learners.rsl_rl.external_policy import foreign_policy
+from paceline.learners.settings import Settings
+from paceline.run import checkpoint
+from paceline.run.checkpoint import reading, whole_number
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
 from paceline.tasks.registry import Entry, TaskEntry
-from paceline.versions import versions
+from paceline.validation import from_dict, shown
 
 
 def build(
@@ -37,16 +37,24 @@ def build(
     """The env and the learner of a run, with fresh weights, for some of its worlds. To be `watched`, a curriculum is at
     its end; an env that can be `drawn`, if so asked."""
     env = _env(config, group, worlds, drawn, watched)
-    return env, adapters.make(config.learner, env, config.settings, config.seed, group)
+    return env, LEARNERS[config.learner].make(env, settings_of(config.learner, config.settings), config.seed, group)
 
 
-def check(config: TrainConfig) -> None:
-    """Refuse a configuration that cannot work, before anything is made."""
+def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
+    """Raise UserError for a configuration that cannot work, before anything is created. Return the configuration with
+    the defaults of all options and settings filled in, and the settings of its learner."""
     config.check()
-    entry = registry.find(config.task)
+    if config.learner not in LEARNERS:
+        raise unknown("learner", config.learner, LEARNERS)
+    entry, kind = registry.find(config.task), LEARNERS[config.learner]
+    kind.check_installed()
+    defaults = dataclasses.asdict(kind.settings.from_training(entry.training))
+    settings = settings_of(config.learner, defaults | config.settings)
+    settings.check()
     task = _task(config, entry)
     if isinstance(entry, TaskEntry):
         check_timing(task)
+    return dataclasses.replace(config, env=dataclasses.asdict(task), settings=dataclasses.asdict(settings)), settings
 
 
 def _task(config: TrainConfig, entry: Entry) -> Any:
@@ -171,8 +179,7 @@ class Trained(NamedTuple):
 def trained(run: str, seed: int = 0, drawn: bool = False) -> Trained:
     """A run's policy in one env, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
-    config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
-    check(config)
+    config, _ = resolve(dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed))
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)
     env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)
@@ -226,5 +233,5 @@ def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bo
     config.check()
     env = _env(config, Group(Rank()), range(1), drawn, watched=True)
     inputs = env.reset()["policy"].shape[1]
-    found = foreign_policy(file, activation or entry.rsl_rl.activation, inputs, env.actions)
+    found = foreign_policy(file, activation or entry.training.activation, inputs, env.actions)
     return Playable(env, found.network, task, found.iteration, file.parent, file)

@@ -27,17 +27,19 @@ from rich.text import Text
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from paceline.checks import above_zero, at_least_one
-from paceline.distributed.gpus import gpu_uuid
+from paceline.device.cpu import usable_cores
+from paceline.device.gpus import choose_gpus, gpu_uuid
+from paceline.device.memory import free_host_bytes
 from paceline.distributed.group import Group, differences, interface_of, local_address
-from paceline.distributed.rank import Rank, choose_gpus, main_address, this_rank, usable_cores
+from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
 from paceline.errors import UserError
-from paceline.memory import free_host_bytes, least_bytes
-from paceline.run_dir import RUNS
+from paceline.memory_estimate import least_bytes
+from paceline.run.directory import RUNS
+from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
 from paceline.tasks.registry import Entry
-from paceline.versions import versions
+from paceline.validation import above_zero, at_least_one
 
 T = TypeVar("T")
 Status = Literal["ok", "advice", "fails"]
@@ -71,7 +73,7 @@ def examine(
     """All ranks' findings on the main rank, and None on the others. If the ranks do not come together within
     `timeout_seconds`, nobody can collect them, so every rank returns its own."""
     above_zero("--timeout", timeout_seconds)
-    gpus = choose_gpus(gpu_ids, engine)
+    gpus = choose_gpus(gpu_ids, engine, under_launcher())
     rank = this_rank(gpus)
     engine, alone = choose_engine(engine, rank.device), rank.world_size == 1
     entry = registry.find(task) if task else None

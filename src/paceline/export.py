@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.build import OURS, Elsewhere, playable
 from paceline.errors import UserError, unknown
-from paceline.run_dir import write_atomically
+from paceline.run.directory import write_atomically
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import checkpoint
-from paceline.checks import flag
-from paceline.config import MOST_ENVS, TrainConfig
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
+from paceline.learners.learner import settings_of
+from paceline.learners.settings import Settings, flag
+from paceline.run import checkpoint
+from paceline.run.config import MOST_ENVS, TrainConfig
+from paceline.run.directory import RunDir
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _differences(run: RunDir, config: TrainConfig) -> list[str]:
     return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
 
 
-def load_start(plan: Plan, config: TrainConfig, ranks: int) -> Start:
+def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) -> Start:
     """Read the checkpoint of `plan`, if it has one, and check that the run can continue with `config`."""
     if plan.checkpoint is None:
         return Start(None, plan.total_envs or config.total(ranks))
@@ -101,17 +102,17 @@ def load_start(plan: Plan, config: TrainConfig, ranks: int) -> Start:
     # Checkpoints of earlier versions do not have the settings they were trained with.
     trained_with = saved.get("settings")
     if not isinstance(trained_with, dict):
-        trained_with = dataclasses.asdict(stored.settings)
-    for name in config.settings.fixed:
-        then, now = _plain(trained_with.get(name)), _plain(getattr(config.settings, name))
+        trained_with = dataclasses.asdict(settings_of(stored.learner, stored.settings))
+    for name in settings.fixed:
+        then, now = _plain(trained_with.get(name)), _plain(getattr(settings, name))
         if then != now:
             raise UserError(
-                f"{flag(config.settings, name)} {_words(now)} with --resume: it is {_words(then)} in this run and "
+                f"{flag(settings, name)} {_words(now)} with --resume: it is {_words(then)} in this run and "
                 "cannot change after the start; leave it out, or start a new run"
             )
     then, now = (described.by_name() for described in (stored, config))
     options = tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name))
-    new_rate = config.settings.learning_rate != trained_with.get("learning_rate")
+    new_rate = settings.learning_rate != trained_with.get("learning_rate")
     return Start(saved, envs, iteration, new_rate, options)
 
 

@@ -16,26 +16,27 @@ from rich.console import Console
 from rich.markup import escape
 from torch import Tensor
 
-from paceline import checkpoint
-from paceline.build import build, check, engine_of, fingerprint, fit
-from paceline.checkpoint import reading, whole_number
-from paceline.checks import flag, shown
-from paceline.config import TrainConfig
+from paceline.build import build, engine_of, fingerprint, fit, resolve
+from paceline.device.cpu import tune_torch
+from paceline.device.gpus import gpu_uuid
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError, Watch
-from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences
 from paceline.distributed.launch_record import LaunchRecord, merged, this_launch
-from paceline.distributed.rank import Rank, die_with_launcher, this_rank, tune_torch, under_elastic_agent
-from paceline.distributed.worlds import cut, joined, on_cpu, shares
+from paceline.distributed.rank import Rank, die_with_launcher, this_rank, under_elastic_agent
+from paceline.distributed.sharding import cut, joined, on_cpu, shares
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.interrupts import NOTICE, SAME_REQUEST_SECONDS, Interrupts, ignore
-from paceline.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
+from paceline.learners.settings import Settings, check_samples, flag
 from paceline.plan import Plan, Start, load_start, make_plan
-from paceline.run_dir import RunDir
-from paceline.settings import check_samples
-from paceline.versions import versions
+from paceline.process.interrupts import NOTICE, SAME_REQUEST_SECONDS, Interrupts, ignore
+from paceline.run import checkpoint
+from paceline.run.checkpoint import reading, whole_number
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.run.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
+from paceline.run.versions import versions
+from paceline.validation import shown
 
 # Ctrl-C waits for the end of an iteration that takes no longer than this; a longer one is interrupted and undone, where
 # there is one rank and the env can restore its state.
@@ -111,7 +112,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     """Train until `max_iterations`, Ctrl-C or a failure. Return the content of result.json and, as `run`, the directory
     it is in. Under a launcher this is one rank of several, and the main rank's `run` and `resume_from` count.
     """
-    check(config)
+    config, settings = resolve(config)
     rank = this_rank(config.gpu_ids)
     die_with_launcher()
     tune_torch(rank.device)
@@ -121,7 +122,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     except PeerLostError as error:
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
     try:
-        return _run(worker, group, config, console, resume_from)
+        return _run(worker, group, config, settings, console, resume_from)
     except RunCompletedError:
         raise
     except _SharedRefusalError as error:
@@ -138,15 +139,20 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
 
 
 def _run(
-    worker: _Worker, group: Group, config: TrainConfig, console: Console, resume_from: Path | None
+    worker: _Worker,
+    group: Group,
+    config: TrainConfig,
+    settings: Settings,
+    console: Console,
+    resume_from: Path | None,
 ) -> dict[str, Any]:
     rank, began = group.rank, time.monotonic()
     launch = merged(group.everyone(this_launch()))
     plan = _agree(group, lambda: make_plan(config, worker.run, resume_from, launch))
     if plan.completed:
         raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.")
-    start = _agree(group, lambda: load_start(plan, config, group.size))
-    envs = _agree(group, lambda: _share_envs(config, start.total_envs, group.size))[rank.index]
+    start = _agree(group, lambda: load_start(plan, config, settings, group.size))
+    envs = _agree(group, lambda: _share_envs(settings, start.total_envs, group.size))[rank.index]
     members = _check_ranks_agree(config, group, len(envs))
     warn = partial(console.print, markup=False, soft_wrap=True)
     with ExitStack() as stack:
@@ -157,8 +163,8 @@ def _run(
             worker.result = partial(_early_result, config, launch)
         consoles = worker.log.consoles(console)
         for place in consoles:
-            _print_header(place, config, group, plan, start, members, run)
-        session = Session(config, group, start.total_envs, envs, launch, plan.restarts, began, consoles)
+            _print_header(place, config, settings, group, plan, start, members, run)
+        session = Session(config, settings, group, start.total_envs, envs, launch, plan.restarts, began, consoles)
         if start.saved is not None:
             session.restore(start, str(plan.checkpoint))
         # Wait for all ranks: a run exists only if each of them could be built.
@@ -195,12 +201,12 @@ def _agree(group: Group, decide: Callable[[], Any]) -> Any:
     return decision
 
 
-def _share_envs(config: TrainConfig, total_envs: int, ranks: int) -> list[range]:
+def _share_envs(settings: Settings, total_envs: int, ranks: int) -> list[range]:
     """Return the global indices of each rank's envs."""
     if total_envs < ranks:
         raise UserError(f"{total_envs} envs are too few for {ranks} ranks: each needs one")
     found = shares(total_envs, ranks)
-    check_samples(config.settings, min(map(len, found)))
+    check_samples(settings, min(map(len, found)))
     return found
 
 
@@ -289,6 +295,7 @@ class Session:
     def __init__(
         self,
         config: TrainConfig,
+        settings: Settings,
         group: Group,
         total_envs: int,
         envs: range,
@@ -298,12 +305,12 @@ class Session:
         consoles: list[Console],
     ):
         self._began = began
-        self.config, self.group, self.rank = config, group, group.rank
+        self.config, self.settings, self.group, self.rank = config, settings, group, group.rank
         self.total_envs, self._launch, self._restarts = total_envs, launch, restarts
         self.worlds = envs
         with _compiling(config, self.rank.device, consoles):
             self.env, self.learner = build(config, group, envs)
-        self.steps_per_iteration = total_envs * config.settings.horizon
+        self.steps_per_iteration = total_envs * settings.horizon
         self.episodes = EpisodeMeans()
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
         self._first_iteration, self._saved_iteration = 0, -1
@@ -328,7 +335,7 @@ class Session:
         state = state | {"worlds": cut(state["worlds"], self.worlds)}
         fit(self.learner, state, source, changed=start.changed_options)
         if start.new_learning_rate:
-            self.learner.set_learning_rate(self.config.settings.learning_rate)
+            self.learner.set_learning_rate(self.settings.learning_rate)
         self.episodes.load_state(saved["episodes"], self.env.log_names)
         self.totals |= _checked_totals(saved["totals"])
         self._first_iteration = self.learner.iteration
@@ -398,7 +405,7 @@ class Session:
         found, number = self.learner.first_non_finite(), self.learner.iteration
         if found:
             return f"{found} of iteration {number}: check how the task {self.config.task} computes it"
-        rate = flag(self.config.settings, "learning_rate")
+        rate = flag(self.settings, "learning_rate")
         return (
             f"{name} became {value} in iteration {number}: try a smaller {rate}, or resume from an earlier checkpoint"
         )
@@ -424,7 +431,7 @@ class Session:
             "learner": state | {"worlds": joined(parts)},
             "episodes": self.episodes.state(),
             "totals": totals,
-            "settings": asdict(self.config.settings),
+            "settings": asdict(self.settings),
         }
         checkpoint.save(run.checkpoints, self.learner.iteration, whole, self.config.keep_checkpoints, best)
 
@@ -513,13 +520,14 @@ def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:
 def _print_header(
     console: Console,
     config: TrainConfig,
+    settings: Settings,
     group: Group,
     plan: Plan,
     start: Start,
     members: list[dict[str, str]],
     run: RunDir,
 ) -> None:
-    device, steps = group.rank.device, start.total_envs * config.settings.horizon
+    device, steps = group.rank.device, start.total_envs * settings.horizon
     where = _describe(device) if group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
     since = f", from iteration {start.iteration}" if start.iteration else ""
     again = f", restart {plan.restarts}" if plan.restarts else ""
@@ -530,7 +538,7 @@ def _print_header(
     ]
     if not group.alone:
         lines += _describe_ranks(members)
-        batch = steps // config.settings.minibatches
+        batch = steps // settings.minibatches
         lines.append(f"  {batch:,} samples of all ranks in each update, over {group.backend}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import UserError
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 
@@ -60,7 +60,7 @@ class Faulty(Cartpole):
 ENTRY = TaskEntry(
     Faulty,
     summary="goes wrong",
-    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    training=TrainingSettings(horizon=8, epochs=2, minibatches=2, hidden_layers=(16,)),
     max_iterations=40,
     cpu_envs=6,
 )

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
-from paceline.distributed.worlds import joined, shares
+from paceline.distributed.sharding import joined, shares
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import on_ranks
 
-CONFIG = PpoConfig(horizon=16, epochs=2, minibatches=4, hidden=(16, 16))
+CONFIG = PpoSettings(horizon=16, epochs=2, minibatches=4, hidden=(16, 16))
 ITERATIONS, SEED = 4, 5
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, process_of_rank, start
 
 HOST = socket.gethostname()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, start
 
 SECONDS = 90.0

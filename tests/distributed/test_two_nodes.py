@@ -15,7 +15,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.namespaces import Node, network
 
 pytestmark = pytest.mark.root

@@ -8,12 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
-from paceline.config import TrainConfig
-from paceline.distributed.worlds import cut, joined, shares
+from paceline.distributed.sharding import cut, joined, shares
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.train import train
 from tests.distributed.ranks import on_ranks
 
@@ -24,7 +23,7 @@ CONFIG = TrainConfig(
     seed=3,
     max_iterations=2,
     logger="none",
-    settings=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    settings={"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)},
 )
 
 

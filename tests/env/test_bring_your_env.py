@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
 from paceline.build import trained
-from paceline.config import TrainConfig
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
 from tests.tasks.test_add_a_task import paceline, run
@@ -55,8 +55,8 @@ def test_the_pages_commands_run(words: list[str], site: Path, tmp_path: Path):
 
 def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
-    settings, console = registry.find("point").ppo, Console(quiet=True)
-    config = TrainConfig(task="point", env={}, settings=settings, num_envs=32, max_iterations=20, logger="none")
+    console = Console(quiet=True)
+    config = TrainConfig(task="point", env={}, num_envs=32, max_iterations=20, logger="none")
     whole = train(config, RunDir(tmp_path / "whole"), console)
     run = RunDir(tmp_path / "parts")
     early = train(replace(config, max_iterations=5), run, console)

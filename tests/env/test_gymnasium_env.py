@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +19,32 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint, interrupts
 from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.gymnasium_env import GymnasiumEnv
 from paceline.errors import UserError
 from paceline.export import export
-from paceline.learners.stepper import Stepper
-from paceline.play import record
-from paceline.run_dir import RunDir
-from paceline.settings import LEARNERS
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rollout import Stepper
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.skrl.settings import SkrlSettings
+from paceline.process import interrupts
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
+from paceline.view.play import record
 from tests.env.counting import LOCK, TIME_LIMIT
 from tests.signals import DEFAULT_SIGNALS, processes_of_group
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "gymnasium:tests.env.counting:Counting-v0"
 MODES = [(vectors, reset) for vectors in ("sync", "async") for reset in ("next_step", "same_step")]
-TINY = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
+TINY = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
 
 
 @contextmanager
@@ -232,7 +233,7 @@ def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
 
 
 def test_an_engine_of_ours_is_refused():
-    config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=TINY)
+    config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=asdict(TINY))
     with pytest.raises(UserError, match=r"--engine mujoco: .* has an engine of its own; leave --engine out"):
         build(config, Group(Rank()), range(2))
 
@@ -255,11 +256,11 @@ def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
         torch.testing.assert_close(step.final_obs["policy"], seen + torch.tensor([0.0, 1.0]))
 
 
-SKRL = SkrlConfig(rollouts=8, layers=(16, 16))
+SKRL = SkrlSettings(rollouts=8, layers=(16, 16))
 SETTINGS = {
     "ppo": TINY,
-    "rsl_rl": RslRlConfig(num_steps_per_env=8, hidden_dims=(16, 16)),
-    "rl_games": RlGamesConfig(horizon_length=8, minibatch_size_per_env=4, units=(16, 16)),
+    "rsl_rl": RslRlSettings(num_steps_per_env=8, hidden_dims=(16, 16)),
+    "rl_games": RlGamesSettings(horizon_length=8, minibatch_size_per_env=4, units=(16, 16)),
     "skrl": SKRL,
     "skrl_jax": SKRL,
 }
@@ -391,7 +392,9 @@ def test_gymnasiums_own_environments_can_be_drawn(name: str, tmp_path: Path):
     if name == "Pendulum-v1":
         pytest.importorskip("pygame")  # what classic control draws with is not part of the extra
     run = RunDir(tmp_path / "run")
-    config = TrainConfig(task=f"gymnasium:{name}", env={}, settings=TINY, num_envs=2, max_iterations=1, logger="none")
+    config = TrainConfig(
+        task=f"gymnasium:{name}", env={}, settings=asdict(TINY), num_envs=2, max_iterations=1, logger="none"
+    )
     train(config, run, Console(quiet=True))
     shown = record(str(run.path), None, 0.5, 64, 48, 0)
     with av.open(str(shown.file)) as container:

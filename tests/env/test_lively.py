@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.env import draw
 from paceline.env.randomization import _WITHOUT_CONSEQUENCES, Randomization
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Start, Task, Worlds
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
+from paceline.tensors import random as draw
 from tests.env.drift import Drift
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task, Worlds
 from paceline.env.vec_env import Step
 from paceline.tasks.cartpole import Cartpole
+from paceline.tensors import random as draw
 from tests.env.drift import Drift
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from paceline import arguments
-from paceline.arguments import LEARNER_NAMES, parse
-from paceline.checks import from_dict
-from paceline.cli import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
-from paceline.config import TrainConfig
+from paceline.cli import train_arguments as arguments
+from paceline.cli.main import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
+from paceline.cli.train_arguments import parse
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
+from paceline.run.config import TrainConfig
 from paceline.tasks import registry
+from paceline.validation import from_dict
 from tests.fuzz.guard import cases, harmless
 
 COMMANDS = {"play": PlayArguments, "export": ExportArguments, "doctor": DoctorArguments, "tasks": TasksArguments}
@@ -67,9 +68,9 @@ def place(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def sound_line(generator: random.Random) -> list[str]:
     """A task, a learner and some of their own options, most of them with their own values."""
-    task, learner = generator.choice([*registry.names(), "gymnasium:Pendulum-v1"]), generator.choice(LEARNER_NAMES)
+    task, learner = generator.choice([*registry.names(), "gymnasium:Pendulum-v1"]), generator.choice(list(LEARNERS))
     entry = registry.find(task)
-    settings = entry.settings(learner)
+    settings = LEARNERS[learner].settings.from_training(entry.training)
     words = ["train", task, "--learner", learner, "--gpu-ids", "none"]
     for group, prefix in ((entry.task(), "env"), (settings, settings.flags)):
         names = option_names(group)
@@ -101,7 +102,7 @@ def command_line(number: int) -> list[str]:
         *ODD,
         *FILES,
         *registry.names(),
-        *LEARNER_NAMES,
+        *list(LEARNERS),
         "runs/cartpole/2001-01-01",
         "runs/cartpole",
     )

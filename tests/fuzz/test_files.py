@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline import arguments, checkpoint
-from paceline.build import trained
+from paceline.build import resolve, trained
+from paceline.cli import train_arguments as arguments
 from paceline.distributed.group import Group
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
 from paceline.plan import load_start, make_plan
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import Session
 from tests.fuzz.guard import cases, harmless
@@ -211,13 +212,15 @@ def open_run(run: Path) -> None:
     opened = RunDir.open(str(run))
     opened.result()
     config = opened.config()
-    config.check()
+    _, settings = resolve(config)
     file = checkpoint.chosen(str(run), opened.checkpoints)
     trained(str(run))
     config = dataclasses.replace(config, max_iterations=10**6, engine="auto", gpu_ids=())
-    start = load_start(make_plan(config, opened, file, LaunchRecord()), config, ranks=1)
+    start = load_start(make_plan(config, opened, file, LaunchRecord()), config, settings, ranks=1)
     if start.total_envs == ENVS:
-        session = Session(config, Group(Rank()), ENVS, range(ENVS), LaunchRecord(), restarts=0, began=0.0, consoles=[])
+        session = Session(
+            config, settings, Group(Rank()), ENVS, range(ENVS), LaunchRecord(), restarts=0, began=0.0, consoles=[]
+        )
         session.restore(start, str(file))
         session.episodes.means()
         json.dumps(session.totals)

@@ -4,26 +4,27 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
-from paceline.config import TrainConfig
-from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
+from paceline.tensors import random as draw
 from paceline.train import train
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
-SMALL = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
+SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 
 
 def make(device: torch.device = CUDA, num_envs: int = 64) -> Ppo:
@@ -77,7 +78,7 @@ def test_nothing_in_an_iteration_waits_for_the_host():
 
 def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path):
     config = TrainConfig(
-        "cartpole", {}, settings=SMALL, gpu_ids=(0,), num_envs=64, max_iterations=6, checkpoint_every=3
+        "cartpole", {}, settings=asdict(SMALL), gpu_ids=(0,), num_envs=64, max_iterations=6, checkpoint_every=3
     )
     run, quiet = RunDir(tmp_path / "run"), Console(quiet=True)
     train(dataclasses.replace(config, max_iterations=3), run, quiet)

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Worlds
-from paceline.learners.adapters import make
-from paceline.learners.rsl_rl import RslRl
-from paceline.metrics import EpisodeMeans
-from paceline.settings import LEARNERS
-from paceline.settings.rsl_rl import RslRlConfig
+from paceline.learners.learner import LEARNERS
+from paceline.learners.rsl_rl.learner import RslRl
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.run.config import TrainConfig
+from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +30,8 @@ LIBRARIES = [name for name in LEARNERS if name != "ppo"]
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_cartpole_is_learnt(name: str):
-    config = TrainConfig("cartpole", {}, name, ENTRY.settings(name), gpu_ids=(0,), num_envs=1024)
+    settings = asdict(LEARNERS[name].settings.from_training(ENTRY.training))
+    config = TrainConfig("cartpole", {}, name, settings, gpu_ids=(0,), num_envs=1024)
     env, learner = build(config, Group(Rank(device=CUDA)), range(1024))
     means = EpisodeMeans()
     while means.means().get("length", 0.0) < LONG_ENOUGH and learner.iteration < ENTRY.max_iterations:
@@ -62,8 +62,8 @@ class Broken(Cartpole):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: str):
-    group, settings = Group(Rank(device=CUDA)), ENTRY.settings(name)
-    learner = make(name, RobotEnv(Broken(), 64, "auto", CUDA, first_world=100), settings, 0, group)
+    group, settings = Group(Rank(device=CUDA)), LEARNERS[name].settings.from_training(ENTRY.training)
+    learner = LEARNERS[name].make(RobotEnv(Broken(), 64, "auto", CUDA, first_world=100), settings, 0, group)
     state = learner.state()
     # The first two iterations, of which the second is captured, are before the third control step.
     state["worlds"]["env"]["episode_step"] -= 2 * settings.horizon
@@ -77,7 +77,7 @@ def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: 
 
 def test_rsl_rls_graphs_do_what_plain_calls_do():
     """Of the same numbers: torch's generator is the same inside a graph as outside."""
-    config = RslRlConfig(num_steps_per_env=8, hidden_dims=(32, 32))
+    config = RslRlSettings(num_steps_per_env=8, hidden_dims=(32, 32))
     ends = []
     for graphs in (True, False):
         learner = RslRl(RobotEnv(Cartpole(), 64, "auto", CUDA), config, 0, Group(Rank(device=CUDA)))

@@ -9,14 +9,14 @@ from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Senses
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
 from tests.env.lively import Lively
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
-SMALL = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
+SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 ROBOTS = [name for name in registry.names() if name != "cartpole"]
 
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from paceline.build import build, trained
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.worlds import shares
+from paceline.distributed.sharding import shares
 from paceline.env.vec_env import Step, VecEnv
-from paceline.learners.learner import Learner
-from paceline.metrics import EpisodeMeans
-from paceline.settings import LEARNERS
+from paceline.learners.learner import LEARNERS, Learner
+from paceline.run.config import TrainConfig
+from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
@@ -33,7 +33,8 @@ SECONDS = 240.0
 
 
 def make(learner: str, group: Group) -> tuple[VecEnv, Learner]:
-    config = TrainConfig("cartpole", {}, learner, ENTRY.settings(learner), num_envs=WORLDS, seed=SEED)
+    settings = asdict(LEARNERS[learner].settings.from_training(ENTRY.training))
+    config = TrainConfig("cartpole", {}, learner, settings, num_envs=WORLDS, seed=SEED)
     return build(config, group, shares(WORLDS, group.size)[group.rank.index])
 
 

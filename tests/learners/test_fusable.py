@@ -12,12 +12,12 @@ from paceline.env.robot_env import RobotEnv
 from paceline.learners.non_finite import Recorder
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import RefuseSyncs
 
-SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
+SMALL = PpoSettings(horizon=4, epochs=1, minibatches=2, hidden=(8,))
 
 
 def compiled(work: Any) -> Any:

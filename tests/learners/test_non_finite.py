@@ -12,21 +12,20 @@ from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Worlds
 from paceline.env.vec_env import VecEnv
-from paceline.learners import adapters
-from paceline.learners.learner import Learner
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS, Learner
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tasks.registry import EnvEntry, find
 from tests.env.drift import Drift
 
 SETTINGS: dict[str, Any] = {
-    "ppo": PpoConfig(horizon=12, epochs=1, minibatches=2, hidden=(8,)),
-    "rsl_rl": RslRlConfig(num_steps_per_env=12, num_learning_epochs=1, num_mini_batches=2, hidden_dims=(8,)),
-    "rl_games": RlGamesConfig(horizon_length=12, mini_epochs=1, units=(8,)),
-    "skrl": SkrlConfig(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
-    "skrl_jax": SkrlConfig(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
+    "ppo": PpoSettings(horizon=12, epochs=1, minibatches=2, hidden=(8,)),
+    "rsl_rl": RslRlSettings(num_steps_per_env=12, num_learning_epochs=1, num_mini_batches=2, hidden_dims=(8,)),
+    "rl_games": RlGamesSettings(horizon_length=12, mini_epochs=1, units=(8,)),
+    "skrl": SkrlSettings(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
+    "skrl_jax": SkrlSettings(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
 }
 ENVS, FIRST = 4, 10
 
@@ -68,7 +67,7 @@ class Broken(Drift):
 
 
 def make(name: str, env: VecEnv) -> Learner:
-    return adapters.make(name, env, SETTINGS[name], 0, Group(Rank()))
+    return LEARNERS[name].make(env, SETTINGS[name], 0, Group(Rank()))
 
 
 CASES: dict[str, tuple[Broken, str | None]] = {

@@ -7,8 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from paceline.play import Camera
 from paceline.robots import g1
+from paceline.view.play import Camera
 
 BODIES = {
     # mass, distance from the parent's joint

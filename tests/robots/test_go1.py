@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.robots.go1 import GO1, JOINTS, LEGS, scene, spec
-from paceline.robots.surroundings import FLOOR
+from paceline.robots.scene import FLOOR
 
 TOTAL_MASS = 12.743448
 MASS = {"trunk": 5.204, "hip": 0.68, "thigh": 1.009, "calf": 0.195862}

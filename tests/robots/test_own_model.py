@@ -15,10 +15,10 @@ from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.robots import g1, go1
 from paceline.robots.own_model import with_robot
-from paceline.robots.surroundings import FLOOR
-from paceline.tasks.g1_velocity import G1Velocity
-from paceline.tasks.go1_velocity import Go1Velocity
-from paceline.tasks.go1_velocity_rough import Go1VelocityRough
+from paceline.robots.scene import FLOOR
+from paceline.tasks.velocity.g1_velocity import G1Velocity
+from paceline.tasks.velocity.go1_velocity import Go1Velocity
+from paceline.tasks.velocity.go1_velocity_rough import Go1VelocityRough
 
 Tree = ET.Element
 

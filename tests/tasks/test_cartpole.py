@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Worlds
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.sim.mujoco_sim import MujocoSim
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
@@ -143,4 +144,4 @@ def test_a_simple_feedback_law_earns_nearly_the_whole_reward():
 
 def test_the_settings_it_trains_with_are_valid():
     assert ENTRY.task is Cartpole
-    ENTRY.ppo.check()
+    PpoSettings.from_training(ENTRY.training).check()

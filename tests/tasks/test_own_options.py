@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline import arguments, build, checkpoint
+from paceline import build
+from paceline.cli import train_arguments as arguments
 from paceline.env.robot_env import RobotEnv
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 from paceline.train import train
 from tests.distributed.faults import install
 
 TASK = """from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 
@@ -47,7 +49,7 @@ class Optional(Cartpole):
         hash((self.ranges, self.maybe, self.weights, self.limits))
 
 
-ENTRY = TaskEntry(Optional, summary="has options", ppo=PpoConfig(horizon=8, hidden=(8,)), cpu_envs=4)
+ENTRY = TaskEntry(Optional, summary="has options", training=TrainingSettings(horizon=8, hidden_layers=(8,)), cpu_envs=4)
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
 from paceline.tasks import registry
 from paceline.tasks.cartpole import ENTRY
 
@@ -30,7 +31,7 @@ def test_every_task_has_options_with_defaults_and_settings_that_are_allowed(name
         task.episode_seconds = 1.0  # pyright: ignore[reportAttributeAccessIssue]
     assert entry.summary
     assert "\n" not in entry.summary
-    entry.ppo.check()
+    LEARNERS["ppo"].settings.from_training(entry.training).check()
 
 
 def test_an_unknown_task_is_answered_with_the_nearest():
@@ -52,7 +53,7 @@ def test_an_entry_point_that_is_no_task_entry_is_named(tmp_path: Path, monkeypat
 
 HEAD = """
 from dataclasses import dataclass
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 """
@@ -71,7 +72,7 @@ ENTRIES = {
         "@dataclass(frozen=True)\nclass T:\n    wind: float\nENTRY = TaskEntry(T, '')",
         "class T has no default for wind: give it one",
     ),
-    "settings": ("ENTRY = TaskEntry(Cartpole, '', ppo={})", r"ppo is \{\}, but must be a PpoConfig"),
+    "settings": ("ENTRY = TaskEntry(Cartpole, '', training={})", r"training is \{\}, but must be a TrainingSettings"),
 }
 
 

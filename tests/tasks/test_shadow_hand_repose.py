@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from paceline import rotations
-from paceline.config import TrainConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.robots import shadow_hand
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks.shadow_hand_repose import ENTRY, ShadowHandRepose
+from paceline.tensors import rotations
 from paceline.train import train
 
 IN_HAND = (0.0, -0.39, 0.56)
@@ -44,7 +46,7 @@ def nothing(env: RobotEnv) -> Tensor:
 
 def test_the_settings_hold():
     for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
-        ENTRY.settings(learner).check()
+        LEARNERS[learner].settings.from_training(ENTRY.training).check()
 
 
 def test_an_episode_is_600_control_steps_of_a_sixtieth_of_a_second():
@@ -223,9 +225,9 @@ def test_wild_actions_do_no_harm():
 
 
 def test_the_result_of_a_run_says_how_many_goals_were_reached(tmp_path: Path):
-    settings = PpoConfig(horizon=8, epochs=1, minibatches=2, hidden=(16,))
+    settings = PpoSettings(horizon=8, epochs=1, minibatches=2, hidden=(16,))
     options = {"episode_seconds": 0.1, "policy_sees": "fingertips"}
-    config = TrainConfig("shadow-hand-repose", options, settings=settings, num_envs=8, max_iterations=2)
+    config = TrainConfig("shadow-hand-repose", options, settings=asdict(settings), num_envs=8, max_iterations=2)
     result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     assert set(result["measures"]) == {"successes", "angle_to_goal"}
     assert 0.0 < result["measures"]["angle_to_goal"] < math.pi

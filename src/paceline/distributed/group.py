@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from paceline.device.gpus import gpu_uuid
 from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
-from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, main_address
 
 # Limit for forming the group, and for each collective of a group whose watch is not started.

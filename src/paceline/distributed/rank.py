@@ -5,16 +5,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
+from paceline.device.cpu import usable_cores
 from paceline.errors import UserError
-from paceline.interrupts import PARENT
+from paceline.process.interrupts import PARENT
 
 MOST_RANKS = 2**20
 
@@ -166,58 +163,3 @@ def _device(gpu_ids: tuple[int, ...], local: int, local_size: int) -> torch.devi
             f"({' '.join(map(str, gpu_ids))}): start as many ranks as GPUs, or name a GPU twice to share it"
         )
     return torch.device("cuda", gpu_ids[local])
-
-
-def usable_cores() -> int:
-    """Cores this process may use: fewer than the machine has, in a container or under a scheduler."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
-
-
-def tune_torch(device: torch.device) -> None:
-    """Set torch up for many small operations beside a simulation."""
-    if device.type == "cpu":
-        # The physics has threads of its own on all cores; torch's would only contend with them.
-        torch.set_num_threads(1)
-    else:
-        torch.set_float32_matmul_precision("high")  # TF32
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch computes with `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def choose_gpus(asked: tuple[str, ...], engine: str) -> tuple[int, ...]:
-    """GPU indices, relative to CUDA_VISIBLE_DEVICES, from what the command line says: indices, `all`, `none` (the CPU),
-    or nothing. Nothing is the first GPU, or under a launcher one for each local rank, where there are GPUs and the
-    engine for them. An index may stand twice: its ranks then share that GPU."""
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    words = tuple(word.lower() for word in asked)
-    if not words:
-        usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
-        return tuple(range(usable if under_launcher() else min(usable, 1)))
-    if words == ("none",):
-        return ()
-    if words == ("all",):
-        if not present:
-            raise UserError("--gpu-ids all: torch sees no GPU here; use --gpu-ids none to train on the CPU")
-        return tuple(range(present))
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--gpu-ids {' '.join(asked)}: give indices such as 0 1, or all, or none")
-    ids = tuple(int(word) for word in words)
-    for gpu in ids:
-        if gpu >= present:
-            seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
-            raise UserError(f"--gpu-ids {gpu}: no such GPU, {seen}; choose from those, or none for the CPU")
-    return ids

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 
 from paceline.distributed.rank import Rank
-from paceline.streams import open_log
+from paceline.process.streams import open_log
 
 VARIABLES = ("PACELINE_WORKER_LOG_DIR", "TORCHRUNX_LOG_DIR")
 """Either wins over the command line; empty turns the files off."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium.vector.async_vector_env import _async_worker
 
-from paceline.interrupts import SIGNALS
+from paceline.process.interrupts import SIGNALS
 
 
 def run_worker(*arguments: Any) -> None:

@@ -9,10 +9,10 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env import draw
-from paceline.env.graph import fuse
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
+from paceline.tensors import random as draw
+from paceline.tensors.graph import fuse
 
 # From these nothing else is derived; from any other field there may be, which takes a pass over the model to find out.
 _WITHOUT_CONSEQUENCES = (

@@ -5,10 +5,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from paceline.checks import LARGEST_COUNT, above_zero, at_least_one
-from paceline.env import draw
 from paceline.env.check_task import check_constants, check_members, check_model, check_results
-from paceline.env.graph import fuse
 from paceline.env.randomization import Randomizer, fields
 from paceline.env.task import (
     AnyTask,
@@ -28,6 +25,9 @@ from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
+from paceline.tensors import random as draw
+from paceline.tensors.graph import fuse
+from paceline.validation import LARGEST_COUNT, above_zero, at_least_one
 
 MOST_PHYSICS_STEPS = 10_000
 """In a control step."""

@@ -6,10 +6,10 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import mujoco
 from torch import Tensor
 
-from paceline.checks import at_least_one
 from paceline.env.randomization import Randomization
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
+from paceline.validation import at_least_one
 
 MOST_REMEMBERED_STEPS = 1000
 

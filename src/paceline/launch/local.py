@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paceline.distributed.failure import REFUSAL_EXIT_CODE
-from paceline.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
+from paceline.process.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
 
 
 class RankFailedError(Exception):

@@ -12,10 +12,10 @@ import sys
 import time
 from functools import partial
 
-from paceline import interrupts
 from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
+from paceline.process import interrupts
 
 SAFE_PATH = "PYTHONSAFEPATH"
 # What a rank prints goes to the launcher through a thread of its own.

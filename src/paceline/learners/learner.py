@@ -1,8 +1,20 @@
-"""What the trainer asks of every learner."""
+"""The interface of a learner, and the table of learners."""
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import nn
+from paceline.errors import UserError, unknown
+from paceline.learners.settings import Settings
+from paceline.validation import from_dict
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.distributed.group import Group
+    from paceline.env.vec_env import VecEnv
 
 
 class Learner(Protocol):
@@ -38,6 +50,76 @@ class Learner(Protocol):
         is not finite, or None if all are. Not for the hot path."""
         ...
 
-    def policy(self) -> nn.Module:
+    def policy(self) -> "nn.Module":
         """From the observations of group "policy", [batch, n], to actions, with the normaliser folded in."""
         ...
+
+
+@dataclass(frozen=True)
+class LearnerKind:
+    """An entry of the table of learners. Modules are imported when they are needed."""
+
+    learner: str
+    """Class of the learner, as module:name relative to this package."""
+    settings_class: str
+    """Class of its settings, as module:name relative to this package."""
+    native_keys: str = ""
+    """Module with the keys of the library's configuration files, relative to this package."""
+    packages: tuple[str, ...] = ()
+    """Packages that it imports beyond the default install."""
+    extra: str = ""
+    """Extra of Paceline that installs them."""
+
+    @cached_property
+    def settings(self) -> type[Settings]:
+        return _attribute(self.settings_class)
+
+    def make(self, env: "VecEnv", settings: Settings, seed: int, group: "Group") -> Learner:
+        """Create the learner with new weights."""
+        return _attribute(self.learner)(env, settings, seed, group)
+
+    def check_installed(self) -> None:
+        for package in self.packages:
+            if find_spec(package) is None:
+                raise UserError(
+                    f"this learner needs the package {package}, which is not installed: "
+                    f"pip install 'paceline[{self.extra}]'"
+                )
+
+
+LEARNERS = {
+    "ppo": LearnerKind("ppo.ppo:Ppo", "ppo.settings:PpoSettings"),
+    "rsl_rl": LearnerKind(
+        "rsl_rl.learner:RslRl", "rsl_rl.settings:RslRlSettings", "rsl_rl.native_keys", ("rsl_rl",), "rsl-rl"
+    ),
+    "rl_games": LearnerKind(
+        "rl_games.learner:RlGames",
+        "rl_games.settings:RlGamesSettings",
+        "rl_games.native_keys",
+        ("rl_games",),
+        "rl-games",
+    ),
+    "skrl": LearnerKind(
+        "skrl.torch_learner:SkrlTorch", "skrl.settings:SkrlSettings", "skrl.native_keys", ("skrl",), "skrl"
+    ),
+    "skrl_jax": LearnerKind(
+        "skrl.jax_learner:SkrlJax",
+        "skrl.settings:SkrlSettings",
+        "skrl.native_keys",
+        ("skrl", "jax", "flax", "optax"),
+        "jax",
+    ),
+}
+
+
+def settings_of(learner: str, values: dict[str, Any]) -> Settings:
+    """Return the settings of a learner from plain values, as run.yaml holds them. Raise UserError for an unknown
+    learner, an unknown setting or a value of the wrong type."""
+    if learner not in LEARNERS:
+        raise unknown("learner", learner, LEARNERS)
+    return from_dict(LEARNERS[learner].settings, values, f"settings of learner {learner}")
+
+
+def _attribute(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(f"paceline.learners.{module}"), name)

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.env.graph import fuse
 from paceline.env.vec_env import Step, VecEnv
+from paceline.tensors.graph import fuse
 
 _REWARD = "the reward"
 _TERM = "reward/"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import mujoco
 
-from paceline.robots.surroundings import FLOOR, surroundings
+from paceline.robots.scene import FLOOR, surroundings
 
 Vector = tuple[float, float, float]
 

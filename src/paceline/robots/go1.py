@@ -6,7 +6,7 @@ from itertools import product
 
 import mujoco
 
-from paceline.robots.surroundings import FLOOR, surroundings
+from paceline.robots.scene import FLOOR, surroundings
 
 LEGS = ("FR", "FL", "RR", "RL")
 """Front or rear, right or left; all joints, actuators and sensors come in this order, then hip, thigh, calf."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import mujoco
 
 from paceline.errors import UserError
-from paceline.robots.surroundings import FLOOR, surroundings
+from paceline.robots.scene import FLOOR, surroundings
 
 PHYSICS_HZ = 120.0
 

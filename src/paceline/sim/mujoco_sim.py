@@ -11,7 +11,7 @@ import torch
 from mujoco.batch import Batch, SimulationError
 from torch import Tensor
 
-from paceline.distributed.rank import usable_cores
+from paceline.device.cpu import usable_cores
 from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
 

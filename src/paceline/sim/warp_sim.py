@@ -1,7 +1,6 @@
 """MuJoCo Warp: worlds on a GPU (or, for parity tests, on the CPU), capturable into a CUDA graph."""
 
 from contextlib import AbstractContextManager
-from functools import cache
 
 import mujoco
 import mujoco_warp as mjw
@@ -9,10 +8,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from paceline.distributed.gpus import gpu_uuid
 from paceline.sim.model import sensed_before_forces
 from paceline.sim.simulation import LARGEST_SANE_VALUE, STATE_FIELDS
 from paceline.sim.warp_kernels import look_for_faults, restart
+from paceline.tensors.graph import warp_stream
 
 # What mj_setConst derives from masses, inertias, armatures and gears; each must be per world where its source is.
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
@@ -27,22 +26,6 @@ def on_torch_stream(device: torch.device) -> AbstractContextManager[object]:
     if device.type == "cpu":
         return wp.ScopedDevice("cpu")
     return wp.ScopedStream(warp_stream(torch.cuda.current_stream(device)), sync_enter=False, sync_exit=False)
-
-
-def warp_stream(stream: torch.cuda.Stream) -> wp.Stream:
-    """Warp's name for a torch stream: always the same object, as a capture needs it."""
-    return _warp_stream(str(stream.device), stream.cuda_stream)
-
-
-@cache
-def _warp_stream(device: str, handle: int) -> wp.Stream:
-    return wp.Stream(warp_device(torch.device(device)), cuda_stream=handle)
-
-
-def warp_device(device: torch.device) -> wp.Device:
-    """The same physical GPU, by its UUID: two libraries' indices need not mean the same one."""
-    found = {gpu.uuid: gpu for gpu in wp.get_cuda_devices()}
-    return found[gpu_uuid(device)]
 
 
 # State that every model has, and whose default is zero; `restart` resets it in one kernel.

@@ -7,13 +7,10 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, finite_options, options, physics_rate
 from paceline.env.task import Worlds
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.registry import TaskEntry
+from paceline.validation import above_zero, finite_options, options, physics_rate
 
 
 @dataclass(frozen=True)
@@ -98,28 +95,31 @@ class Cartpole:
 ENTRY = TaskEntry(
     Cartpole,
     summary="balance a pole on a cart that is pushed left and right",
-    ppo=PpoConfig(horizon=32, epochs=4, minibatches=4, hidden=(32, 32), entropy_weight=0.0),
-    rsl_rl=RslRlConfig(num_steps_per_env=16, hidden_dims=(32, 32)),
-    rl_games=RlGamesConfig(
-        horizon_length=16,
-        minibatch_size_per_env=8,
-        mini_epochs=8,
-        units=(32, 32),
-        separate=True,
-        learning_rate=5e-4,
-        kl_threshold=0.008,
-        critic_coef=4.0,
-        bounds_loss_coef=1e-4,
-        reward_scale=0.1,
-    ),
-    skrl=SkrlConfig(
-        rollouts=32,
-        learning_epochs=8,
-        mini_batches=8,
-        layers=(32, 32),
-        learning_rate=5e-4,
-        kl_threshold=0.008,
-        rewards_shaper_scale=0.1,
+    training=TrainingSettings(
+        horizon=32,
+        epochs=4,
+        hidden_layers=(32, 32),
+        entropy_weight=0.0,
+        overrides={
+            "rsl_rl": {"entropy_coef": 0.005, "num_learning_epochs": 5, "num_steps_per_env": 16},
+            "rl_games": {
+                "bounds_loss_coef": 1e-4,
+                "critic_coef": 4.0,
+                "horizon_length": 16,
+                "kl_threshold": 0.008,
+                "learning_rate": 5e-4,
+                "mini_epochs": 8,
+                "reward_scale": 0.1,
+                "separate": True,
+            },
+            "skrl": {
+                "kl_threshold": 0.008,
+                "learning_epochs": 8,
+                "learning_rate": 5e-4,
+                "mini_batches": 8,
+                "rewards_shaper_scale": 0.1,
+            },
+        },
     ),
     max_iterations=120,
     cpu_envs=256,

@@ -15,15 +15,12 @@ from typing import Any, Literal, cast
 
 import torch
 
-from paceline.checks import parse_yaml
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
+from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError, one_line
-from paceline.interrupts import SIGNALS
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.process.interrupts import SIGNALS
 from paceline.tasks.registry import EnvEntry
+from paceline.validation import parse_yaml
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 
@@ -70,42 +67,15 @@ def entry(name: str) -> EnvEntry:
         drawn=partial(_make, name, render_mode="rgb_array"),
         # Actions of -1 to 1 are the whole range, so less noise than usual is enough to explore it. In few worlds a
         # learning rate that follows the policy's change grows too large: what has been learnt is lost again.
-        ppo=PpoConfig(
+        training=TrainingSettings(
             horizon=128,
             minibatches=8,
-            hidden=(64, 64),
+            hidden_layers=(64, 64),
             activation="tanh",
             learning_rate=5e-4,
             desired_kl=0.0,
             entropy_weight=0.0,
             initial_std=0.5,
-        ),
-        rsl_rl=RslRlConfig(
-            num_steps_per_env=128,
-            num_mini_batches=8,
-            hidden_dims=(64, 64),
-            activation="tanh",
-            learning_rate=5e-4,
-            schedule="fixed",
-            entropy_coef=0.0,
-            init_std=0.5,
-        ),
-        rl_games=RlGamesConfig(
-            horizon_length=128,
-            minibatch_size_per_env=16,
-            units=(64, 64),
-            activation="tanh",
-            learning_rate=5e-4,
-            lr_schedule="none",
-        ),
-        skrl=SkrlConfig(
-            rollouts=128,
-            mini_batches=8,
-            layers=(64, 64),
-            activations="tanh",
-            initial_log_std=-0.7,
-            learning_rate=5e-4,
-            learning_rate_scheduler="none",
         ),
         cpu_envs=32,
         gpu_envs=32,

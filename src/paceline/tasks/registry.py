@@ -8,26 +8,22 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.checks import is_required
 from paceline.env.task import Task, TaskWithMemory
+from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
-from paceline.settings import LEARNERS, Settings
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.validation import is_required
 
 ENTRY_POINTS = "paceline.tasks"
 
 # Imported when asked for, so that one task's needs are not everyone's.
 _OWN = {
-    "ant": "paceline.tasks.ant:ENTRY",
+    "ant": "paceline.tasks.locomotion.ant:ENTRY",
     "cartpole": "paceline.tasks.cartpole:ENTRY",
-    "g1-velocity": "paceline.tasks.g1_velocity:ENTRY",
-    "go1-velocity": "paceline.tasks.go1_velocity:ENTRY",
-    "go1-velocity-rough": "paceline.tasks.go1_velocity_rough:ENTRY",
-    "humanoid": "paceline.tasks.humanoid:ENTRY",
+    "g1-velocity": "paceline.tasks.velocity.g1_velocity:ENTRY",
+    "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
+    "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",
+    "humanoid": "paceline.tasks.locomotion.humanoid:ENTRY",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
 # FAMILY:NAME is what a function makes of NAME.
@@ -36,27 +32,19 @@ _FAMILIES = {"gymnasium": "paceline.tasks.gymnasium:entry"}
 
 @dataclass(frozen=True)
 class Entry:
-    """What a task's name stands for, and the settings it trains well with."""
+    """A registered task."""
 
     task: type[Any]
     """A frozen dataclass; its fields are the options `--env.NAME`."""
     summary: str
     """One line for `paceline tasks`."""
-    ppo: PpoConfig = field(default_factory=PpoConfig)
-    rsl_rl: RslRlConfig = field(default_factory=RslRlConfig)
-    rl_games: RlGamesConfig = field(default_factory=RlGamesConfig)
-    skrl: SkrlConfig = field(default_factory=SkrlConfig)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    """Settings with which it trains well, for all learners."""
     max_iterations: int = 300
     cpu_envs: int = 256
     """Worlds per rank by default, on a CPU."""
     gpu_envs: int = 4096
     """Worlds per rank by default, on a GPU."""
-
-    def settings(self, learner: str) -> Settings:
-        """The task's, for a learner."""
-        if learner not in LEARNERS:
-            raise unknown("learner", learner, LEARNERS)
-        return getattr(self, LEARNERS[learner].settings.flags.replace("-", "_"))
 
 
 @dataclass(frozen=True)
@@ -127,10 +115,8 @@ def _check_entry(entry: Entry, source: str) -> None:
     without = [field.name for field in dataclasses.fields(task) if is_required(field)]
     if without:
         raise UserError(f"{source}: class {task.__name__} has no default for {', '.join(without)}: give it one")
-    for kind in {learner.settings for learner in LEARNERS.values()}:
-        name = kind.flags.replace("-", "_")
-        if not isinstance(getattr(entry, name), kind):
-            raise UserError(f"{source}: {name} is {getattr(entry, name)!r}, but must be a {kind.__name__}")
+    if not isinstance(entry.training, TrainingSettings):
+        raise UserError(f"{source}: training is {entry.training!r}, but must be a TrainingSettings")
 
 
 def _load(place: str) -> Any:

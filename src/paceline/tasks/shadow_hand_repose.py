@@ -8,15 +8,12 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline import rotations
-from paceline.checks import above_zero, finite_options, not_negative, options, physics_rate, within_unit
 from paceline.env.task import Command, Start, Worlds
+from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
 from paceline.tasks.registry import TaskEntry
+from paceline.tensors import rotations
+from paceline.validation import above_zero, finite_options, not_negative, options, physics_rate, within_unit
 
 _JOINTS = len(shadow_hand.JOINTS)
 # Of `qpos` and `qvel`: the hand's joints come first, then the cube.
@@ -186,27 +183,21 @@ def _fingertips(worlds: Worlds, kind: str) -> Tensor:
 ENTRY = TaskEntry(
     ShadowHandRepose,
     summary="a Shadow Hand turns a cube on its palm to one given rotation after another",
-    ppo=PpoConfig(
+    training=TrainingSettings(
         horizon=16,
-        epochs=5,
-        minibatches=4,
-        hidden=_HIDDEN,
+        hidden_layers=(512, 256, 128),
         learning_rate=5e-4,
         desired_kl=0.016,
-        entropy_weight=0.005,
+        overrides={
+            "rl_games": {
+                "bounds_loss_coef": 1e-4,
+                "critic_coef": 4.0,
+                "entropy_coef": 0.0,
+                "schedule_type": "standard",
+            },
+            "skrl": {"entropy_loss_scale": 0.0},
+        },
     ),
-    rsl_rl=RslRlConfig(num_steps_per_env=16, hidden_dims=_HIDDEN, learning_rate=5e-4, desired_kl=0.016),
-    rl_games=RlGamesConfig(
-        horizon_length=16,
-        minibatch_size_per_env=4,
-        units=_HIDDEN,
-        learning_rate=5e-4,
-        schedule_type="standard",
-        kl_threshold=0.016,
-        critic_coef=4.0,
-        bounds_loss_coef=1e-4,
-    ),
-    skrl=SkrlConfig(rollouts=16, layers=_HIDDEN, learning_rate=5e-4, kl_threshold=0.016),
     max_iterations=3000,
     cpu_envs=512,
     gpu_envs=8192,

@@ -9,14 +9,14 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 
 Losses = tuple[Tensor, Tensor, Tensor, Tensor]
 """What to descend; and its parts: surrogate, value loss, entropy."""
 
 
 def objective(
-    mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, scalars: tuple[Tensor, ...], config: PpoConfig
+    mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, scalars: tuple[Tensor, ...], config: PpoSettings
 ) -> Losses:
     """`mean` and `action` are [sample, actions]; `value`, and each of the `scalars` advantage, target, old value and
     old log-probability, are [sample]."""
@@ -42,7 +42,7 @@ def objective(
 
 
 def derived(
-    mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, scalars: tuple[Tensor, ...], config: PpoConfig
+    mean: Tensor, log_std: Tensor, value: Tensor, action: Tensor, scalars: tuple[Tensor, ...], config: PpoSettings
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """The parts of `objective`; and its gradient with respect to `mean`, `log_std` and `value`."""
     advantage, target, old_value, old_log_prob = scalars

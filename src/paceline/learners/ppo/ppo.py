@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.distributed.gradients import FlatParameters
+from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
-from paceline.distributed.rank import Rank, torch_threads
-from paceline.distributed.statistics import RunningStatistics, sums
-from paceline.env import draw
-from paceline.env.graph import capture, fuse
+from paceline.distributed.rank import Rank
 from paceline.env.vec_env import VecEnv
-from paceline.learners.adam import FlatAdam
-from paceline.learners.clock import Clock
+from paceline.learners.networks import fold_normalizer, mlp, plain, through
 from paceline.learners.non_finite import in_rollout
-from paceline.learners.policies import fold_normalizer, mlp, plain, through
+from paceline.learners.ppo.cpu_update import Twins
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
-from paceline.learners.ppo.twins import Twins
-from paceline.settings.ppo import LEARNING_RATES, PpoConfig
+from paceline.learners.ppo.settings import LEARNING_RATES, PpoSettings
+from paceline.learners.rollout import Clock
+from paceline.tensors import random as draw
+from paceline.tensors.flat import FlatAdam, FlatParameters
+from paceline.tensors.graph import capture, fuse
+from paceline.tensors.statistics import RunningStatistics, sums
 
 # Numbers in a layer's output from which two threads were faster than one (measured: 1.05 times here, 1.2 at twice it).
 _SHARED_LAYER = 2**14
@@ -62,7 +62,7 @@ class Rollout:
 class Ppo:
     """Actor and critic are separate networks; the critic sees the group "critic" where the env has one."""
 
-    def __init__(self, env: VecEnv, config: PpoConfig, seed: int, group: Group | None = None):
+    def __init__(self, env: VecEnv, config: PpoSettings, seed: int, group: Group | None = None):
         self.env, self.config, self.seed, self.iteration = env, config, seed, 0
         self._group = group or Group(Rank())
         device = env.device

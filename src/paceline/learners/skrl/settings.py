@@ -1,0 +1,104 @@
+"""skrl's settings, under its own names; the same for torch and JAX."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, cast
+
+from paceline.env.training_settings import TrainingSettings
+from paceline.learners.settings import flag, with_overrides
+from paceline.validation import (
+    MOST_PER_ITERATION,
+    above_zero,
+    at_least_one,
+    finite,
+    not_negative,
+    widths,
+    within_unit,
+)
+
+
+@dataclass(frozen=True)
+class SkrlSettings:
+    """skrl's PPO; the defaults suit locomotion."""
+
+    flags: ClassVar[str] = "skrl"
+    horizon_field: ClassVar[str] = "rollouts"
+    minibatches_field: ClassVar[str] = "mini_batches"
+    fixed: ClassVar[tuple[str, ...]] = (
+        "layers",
+        "activations",
+        "initial_log_std",
+        "observation_normalization",
+        "value_normalization",
+    )
+
+    rollouts: int = 24
+    """Steps per world and iteration."""
+    learning_epochs: int = 5
+    mini_batches: int = 4
+    layers: tuple[int, ...] = (256, 128, 64)
+    """Widths of the hidden layers of policy and value."""
+    activations: Literal["elu", "relu", "tanh"] = "elu"
+    initial_log_std: float = 0.0
+    """Of the action noise."""
+    learning_rate: float = 1e-3
+    learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = "KLAdaptiveLR"
+    kl_threshold: float = 0.01
+    """The scheduler's: the change of the policy that the learning rate aims at."""
+    discount_factor: float = 0.99
+    gae_lambda: float = 0.95
+    ratio_clip: float = 0.2
+    value_clip: float = 0.2
+    entropy_loss_scale: float = 0.0
+    value_loss_scale: float = 2.0
+    grad_norm_clip: float = 1.0
+    observation_normalization: bool = True
+    value_normalization: bool = True
+    time_limit_bootstrap: bool = True
+    """Whether an episode cut by its time limit counts as going on, from its own last observation."""
+    rewards_shaper_scale: float = 1.0
+    """What rewards are multiplied by before learning; the metrics show them as they were."""
+
+    @property
+    def horizon(self) -> int:
+        return self.rollouts
+
+    @property
+    def minibatches(self) -> int:
+        return self.mini_batches
+
+    @classmethod
+    def from_training(cls, training: TrainingSettings) -> Self:
+        settings = cls(
+            rollouts=training.horizon,
+            learning_epochs=training.epochs,
+            mini_batches=training.minibatches,
+            layers=training.hidden_layers,
+            activations=cast("Any", training.activation),
+            initial_log_std=math.log(training.initial_std),
+            learning_rate=training.learning_rate,
+            learning_rate_scheduler="KLAdaptiveLR" if training.desired_kl else "none",
+            kl_threshold=training.desired_kl or cls.kl_threshold,
+            discount_factor=training.discount,
+            gae_lambda=training.gae_lambda,
+            ratio_clip=training.clip,
+            value_clip=training.clip if training.clip_value else 0.0,
+            entropy_loss_scale=training.entropy_weight,
+            # The weight with which skrl is commonly used.
+            value_loss_scale=2.0 * training.value_loss_weight,
+            grad_norm_clip=training.max_gradient_norm,
+            observation_normalization=training.normalize_observations,
+        )
+        return with_overrides(settings, training, "skrl")
+
+    def check(self) -> None:
+        for name in ("rollouts", "learning_epochs", "mini_batches"):
+            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
+        widths(flag(self, "layers"), self.layers)
+        for name in ("learning_rate", "kl_threshold", "ratio_clip", "grad_norm_clip", "rewards_shaper_scale"):
+            above_zero(flag(self, name), getattr(self, name))
+        for name in ("discount_factor", "gae_lambda"):
+            within_unit(flag(self, name), getattr(self, name))
+        for name in ("value_clip", "entropy_loss_scale", "value_loss_scale"):
+            not_negative(flag(self, name), getattr(self, name))
+        finite(flag(self, "initial_log_std"), self.initial_log_std)

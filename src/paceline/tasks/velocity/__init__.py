@@ -1,0 +1,1 @@
+"""Legged robots that follow a velocity command."""

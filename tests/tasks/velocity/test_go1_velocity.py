@@ -1,0 +1,193 @@
+"""A quadruped follows commands: the task's parts, and a policy that MuJoCo Warp trained, in MuJoCo's C engine."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from paceline.env.robot_env import RobotEnv
+from paceline.env.vec_env import Step
+from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
+from paceline.robots import go1
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Velocity
+from paceline.train import train
+
+# paceline train go1-velocity --num-envs 4096, after 329 iterations on an H200, exported as TorchScript.
+POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
+QUIET = Go1Velocity(noise=0.0, push_seconds=0.0, randomize=False)
+
+
+def test_the_settings_hold():
+    for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
+        LEARNERS[learner].settings.from_training(ENTRY.training).check()
+
+
+@torch.inference_mode()
+def walk(env: RobotEnv, steps: int) -> list[Step]:
+    policy, obs, taken = torch.jit.load(POLICY), env.reset(), []
+    for _ in range(steps):
+        taken.append(env.step(policy(obs["policy"])))
+        obs = taken[-1].obs
+    return taken
+
+
+def speeds(steps: list[Step]) -> Tensor:
+    """Mean forward, sideways and turning speed, once it is under way, [world, 3]."""
+    seen = torch.stack([step.final_obs["critic"] for step in steps[50:]]).mean(0)
+    return torch.cat((seen[:, :2], seen[:, 5:6]), dim=1)
+
+
+def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
+    """With noise, pushes, and worlds that differ, as it was trained."""
+    env = RobotEnv(Go1Velocity(episode_seconds=8.0), 24, seed=5)
+    steps = walk(env, env.episode_steps)
+    assert not torch.stack([step.terminated for step in steps]).any()
+    assert steps[-1].truncated.all()
+    means = dict(zip(env.log_names, steps[-1].log.mean(0).tolist(), strict=True))
+    assert means["measure/velocity_error"] < 0.2
+    assert means["measure/turn_error"] < 0.3
+
+
+def test_it_goes_where_it_is_told():
+    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing=0.0), 24, seed=1)
+    gone, asked = speeds(walk(env, 150)), env._memory["command"]
+    for axis in range(3):
+        assert torch.corrcoef(torch.stack((gone[:, axis], asked[:, axis])))[0, 1] > 0.95
+
+
+def test_it_stands_when_nothing_is_asked_of_it():
+    env = RobotEnv(dataclasses.replace(QUIET, standing=1.0), 8)
+    assert speeds(walk(env, 150)).abs().max() < 0.1
+    assert (env._memory["command"] == 0.0).all()
+
+
+def test_commands_keep_to_their_bounds_and_some_are_to_stand():
+    task = dataclasses.replace(QUIET, forward_speed=2.0, sideways_speed=0.3, turn_speed=1.5, standing=0.25)
+    command = RobotEnv(task, 2000)._memory["command"]
+    assert (command.abs() <= torch.tensor((2.0, 0.3, 1.5))).all()
+    assert (command.abs().amax(0) > torch.tensor((1.9, 0.28, 1.4))).all()
+    assert (command == 0.0).all(1).float().mean() == pytest.approx(0.25, abs=0.04)
+
+
+def test_commands_change_on_average_after_their_time():
+    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=0.5, standing=0.0), 64)
+    changes, before = 0, env._memory["command"].clone()
+    for _ in range(25):
+        ended = env.step(torch.zeros(64, env.actions)).terminated
+        now = env._memory["command"].clone()
+        changes += int(((now != before).any(1) & ~ended).sum())
+        before = now
+    # Half a second, of 64 worlds.
+    assert changes == pytest.approx(64, rel=0.35)
+
+
+def test_a_fall_ends_the_episode():
+    env = RobotEnv(QUIET, 3)
+    state = env.state()
+    state["sim/qpos"][1, 2:7] = torch.tensor((0.2, 0.0, 1.0, 0.0, 0.0))
+    env.load_state(state)
+    assert env.step(torch.zeros(3, env.actions)).terminated.tolist() == [False, True, False]
+
+
+def test_pushes_come_and_change_the_velocity():
+    env = RobotEnv(dataclasses.replace(QUIET, push_seconds=0.2), 32)
+    seen = []
+    for _ in range(20):
+        env.step(torch.zeros(32, env.actions))
+        seen.append(env._memory["push"].clone())
+    pushed = torch.stack(seen).ne(0.0).any(2).float().mean()
+    assert pushed == pytest.approx(0.1, abs=0.04)
+    assert torch.stack(seen).abs().max() <= 0.5
+
+
+def test_the_policy_sees_noise_and_the_critic_does_not():
+    loud, quiet = (RobotEnv(dataclasses.replace(QUIET, noise=noise), 16) for noise in (1.0, 0.0))
+    for env in (loud, quiet):
+        env.step(torch.zeros(16, env.actions))
+    noisy, clean = (env._fresh_observations() for env in (loud, quiet))
+    assert torch.equal(noisy["critic"], clean["critic"])
+    off = (noisy["policy"] - clean["policy"]).abs()
+    assert (off[:, :33].amax(0) > 0.0).all()
+    assert (off[:, 33:] == 0.0).all()
+    assert off[:, :3].max() <= 0.1
+
+
+def test_worlds_differ_in_grip_and_mass():
+    env = RobotEnv(Go1Velocity(), 64)
+    feet = [env.sim.model.geom(f"{leg}_foot").id for leg in go1.LEGS]
+    friction = env.sim.field("geom_friction")[:, feet, 0]
+    assert (friction == friction[:, :1]).all()
+    assert friction.min() >= 0.4
+    assert friction.max() < 1.2
+    assert friction[:, 0].std() > 0.1
+    trunk = env.sim.field("body_mass")[:, env.sim.model.body("trunk").id]
+    assert trunk.min() > 4.2
+    assert trunk.std() > 0.5
+
+
+def test_motors_differ_in_strength_and_each_is_as_stiff_as_it_is_damped():
+    env = RobotEnv(Go1Velocity(), 64)
+    model, gain, bias = env.sim.model, env.sim.field("actuator_gainprm"), env.sim.field("actuator_biasprm")
+    strength = gain[:, :, 0] / torch.from_numpy(model.actuator_gainprm[:, 0]).float()
+    assert strength.min() >= 0.9
+    assert strength.max() < 1.1
+    assert (strength.std(dim=0) > 0.03).all()
+    assert (strength.std(dim=1) > 0.02).all()
+    for column in (1, 2):
+        scaled = strength * torch.from_numpy(model.actuator_biasprm[:, column]).float()
+        torch.testing.assert_close(bias[:, :, column], scaled.to(bias.dtype))
+
+
+def test_the_result_of_a_run_says_how_well_commands_are_followed(tmp_path: Path):
+    settings = {"horizon": 8, "epochs": 1, "minibatches": 2, "hidden": (16,)}
+    config = TrainConfig("go1-velocity", {"episode_seconds": 0.2}, settings=settings, num_envs=8, max_iterations=2)
+    result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    assert set(result["measures"]) == {"velocity_error", "turn_error"}
+    assert 0.0 < result["measures"]["velocity_error"] < 3.0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["measures"] == result["measures"]
+
+
+def test_a_bad_option_is_refused():
+    with pytest.raises(UserError, match=r"--env\.forward-speed -1 must be above 0"):
+        Go1Velocity(forward_speed=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"noise": -1.0}, "--env.noise -1 must not be negative"),
+        ({"push_speed": math.nan}, "--env.push-speed nan"),
+        ({"history": 0}, "--env.history 0 must be at least 1"),
+        ({"delay": (3, 1)}, "--env.delay 3 1 must be the fewest and the most control steps"),
+    ],
+)
+def test_bad_options_are_refused_by_their_flags(options: dict[str, Any], said: str):
+    with pytest.raises(UserError, match=said):
+        Go1Velocity(**options)
+
+
+def test_the_policy_sees_late_and_more_at_once_if_so_asked():
+    plain, late = RobotEnv(QUIET, 64), RobotEnv(dataclasses.replace(QUIET, history=3, delay=(1, 2)), 64)
+    assert late.reset()["policy"].shape[1] == 3 * plain.reset()["policy"].shape[1]
+    assert late.state()["senses/delay"].unique().tolist() == [1, 2]
+
+
+def test_what_is_shown_is_the_command_beside_what_the_robot_does():
+    env = RobotEnv(QUIET, 3)
+    env.step(torch.ones(3, env.actions))
+    command, velocity = env.worlds.memory["command"], env.worlds.sensor("velocity")
+    shown = QUIET.shown(env.worlds)
+    assert shown.velocity is not None
+    assert torch.equal(shown.velocity[0], command[:, :2])
+    assert torch.equal(shown.velocity[1], velocity[:, :2])
+    assert torch.equal(torch.stack([asked for asked, _ in shown.numbers.values()], dim=1), command)
+    assert torch.equal(shown.numbers["turn rad/s"][1], env.worlds.sensor("gyro")[:, 2])
