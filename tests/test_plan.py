@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from paceline.build import resolve
 from paceline.distributed.launch_record import LaunchRecord, merged
 from paceline.errors import UserError
 from paceline.plan import make_plan
@@ -15,14 +16,16 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import RunCompletedError, train
 
-CONFIG = TrainConfig(
-    task="cartpole",
-    env={},
-    num_envs=4,
-    max_iterations=3,
-    checkpoint_every=1,
-    settings={"horizon": 4, "epochs": 1, "minibatches": 1, "hidden": (8,)},
-    logger="none",
+CONFIG, _ = resolve(
+    TrainConfig(
+        task="cartpole",
+        env={},
+        num_envs=4,
+        max_iterations=3,
+        checkpoint_every=1,
+        settings={"horizon": 4, "epochs": 1, "minibatches": 1, "hidden": (8,)},
+        logger="none",
+    )
 )
 ALONE = LaunchRecord()
 
@@ -58,7 +61,7 @@ def test_a_run_that_did_not_complete_continues_in_the_directory_that_the_user_na
     [
         ({"seed": 4}, "seed 0, now 4"),
         ({"settings": CONFIG.settings | {"epochs": 2}}, "ppo.epochs 1, now 2"),
-        ({"env": {"decimation": 3}}, "env.decimation None, now 3"),
+        ({"env": {"decimation": 3}}, "env.decimation 2, now 3"),
     ],
 )
 def test_another_configuration_in_the_directory_is_refused_by_name(run: RunDir, changes: dict[str, Any], named: str):

@@ -13,6 +13,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
+from paceline.build import resolve
 from paceline.env.task import Worlds
 from paceline.errors import UserError
 from paceline.run import checkpoint
@@ -91,7 +92,7 @@ def test_a_finished_run_leaves_what_the_readme_says(tmp_path: Path):
     assert result["steps_per_second"] > 0
     assert result["mean_return"] is not None
     assert {"torch", "mujoco", "paceline"} <= result["versions"].keys()
-    assert directory.config() == CONFIG
+    assert directory.config() == resolve(CONFIG)[0]
     assert len(checkpoint.listing(directory.checkpoints)) == 2
 
 

@@ -147,7 +147,7 @@ def test_a_best_without_an_iteration_is_set_aside(tmp_path: Path):
 
 def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path):
     script = (
-        "import sys, torch; from pathlib import Path; from paceline import checkpoint\n"
+        "import sys, torch; from pathlib import Path; from paceline.run import checkpoint\n"
         "state = {'weights': torch.randn(500_000)}; i = 0\n"
         "print('ready', flush=True)\n"
         "while True: i += 1; checkpoint.save(Path(sys.argv[1]), i, state, 3, True)\n"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.build import resolve
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.learners.ppo.settings import PpoSettings
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
@@ -24,18 +24,17 @@ COUNTS = (-1, 0, 10**9, 2**63, 2**100)
 
 
 def config(lines: str) -> TrainConfig:
-    found = TrainConfig.from_yaml(SOUND + lines, "run.yaml")
-    found.check()
-    return found
+    return resolve(TrainConfig.from_yaml(SOUND + lines, "run.yaml"))[0]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("learner: [ppo]", "unknown learner"),
-        ("learner: {ppo: 1}", "unknown learner"),
-        ("learner: 5", "unknown learner '5'"),
-        ("learner:", "unknown learner 'None'"),
+        ("learner: [ppo]", "learner is "),
+        ("learner: {ppo: 1}", "learner is "),
+        ("learner: 5", "learner is 5"),
+        ("learner:", "learner is None"),
+        ("learner: pp", "unknown learner 'pp': did you mean 'ppo'"),
         ("seed: [1]", "seed is .1"),
         ("seed: true", "seed is True, but must be a number"),
         ("num_envs: .nan", "num_envs is nan"),
@@ -53,7 +52,8 @@ def config(lines: str) -> TrainConfig:
         ("? {a: b}\n: 3", "not valid YAML"),
         ("gpu_ids: [0, a]", "gpu_ids is "),
         ("gpu_ids: [true]", "gpu_ids is .*must be a number"),
-        ("settings: {5: 6}", "settings: unknown key '5'"),
+        ("settings: {5: 6}", "settings is "),
+        ("settings: {horizn: 6}", "settings of learner ppo: unknown key 'horizn': did you mean 'horizon'"),
         ("settings: {hidden: [16, many]}", "hidden is "),
         ("settings: {hidden: [[16]]}", "hidden is "),
         ("settings: {hidden: [1000000000]}", "--ppo.hidden 1000000000: a layer has at most"),
@@ -82,8 +82,7 @@ def test_a_wrong_value_is_one_short_line(line: str, message: str):
 
 def test_whole_numbers_and_lists_become_what_the_settings_are():
     found = config("timeout_seconds: 5\nsettings: {hidden: [4, 5], learning_rate: 0.001}\ngpu_ids: []\n")
-    assert isinstance(found.settings, PpoSettings)
-    assert (found.timeout_seconds, found.gpu_ids, found.settings.hidden) == (5.0, (), (4, 5))
+    assert (found.timeout_seconds, found.gpu_ids, found.settings["hidden"]) == (5.0, (), (4, 5))
     assert type(found.timeout_seconds) is float
 
 

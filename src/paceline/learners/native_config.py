@@ -73,13 +73,13 @@ def _load(file: Path, learner: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"--learner-config {file} is not a configuration: it holds no keys")
     readable = [name for name, kind in LEARNERS.items() if kind.native_keys]
-    if learner not in readable:
-        raise UserError(f"--learner-config {file} with --learner {learner}: choose from {', '.join(readable)}")
     marks = {name: _native_keys(name).MARKS & content.keys() for name in readable}
     looks = max(readable, key=lambda name: (len(marks[name]), name == learner))
-    if LEARNERS[looks].native_keys != LEARNERS[learner].native_keys:
+    if marks[looks] and LEARNERS[looks].native_keys != LEARNERS[learner].native_keys:
         mark = min(marks[looks])
         raise UserError(f"--learner-config {file} is a file of {looks}, by its key {mark!r}: use --learner {looks}")
+    if learner not in readable:
+        raise UserError(f"--learner-config {file} with --learner {learner}: choose from {', '.join(readable)}")
     return content
 
 
