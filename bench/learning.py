@@ -85,7 +85,7 @@ class RslRlEnv(RslRlVecEnv):
 
     def __init__(self, env: RobotEnv):
         self.env, self.cfg, self.device = env, {}, env.device
-        self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.actions, env.episode_steps
+        self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.num_actions, env.max_episode_steps
         # The runner touches it only to give the first episodes random ages, which neither side does here.
         self.episode_length_buf = torch.zeros(env.num_envs, dtype=torch.int64)
         # The runner never resets, so the first observations must exist before it asks for them.
@@ -168,7 +168,7 @@ def main() -> None:
             learn(env, ppo, seed, args.iterations)
             runs[side].append(env)
             console.print(f"seed {seed}, {side}: length {env.lengths[-1]:.1f}, return {env.returns[-1]:.1f}")
-    longest = runs["Paceline"][0].episode_steps
+    longest = runs["Paceline"][0].max_episode_steps
     summary = {side: summarize(envs, longest) for side, envs in runs.items()}
     ratios = compare(summary["Paceline"], summary["RSL-RL"])
     write(args, ppo, longest, runs, summary, ratios)

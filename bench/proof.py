@@ -140,7 +140,7 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)
     fell = torch.zeros_like(running)
     ended = torch.zeros(episodes, len(env.log_names), device=env.device)
-    for _ in range(env.episode_steps):
+    for _ in range(env.max_episode_steps):
         step = env.step(policy(obs["policy"]))
         obs, over = step.obs, running & (step.terminated | step.truncated)
         fell |= running & step.terminated

@@ -228,7 +228,7 @@ def measure(
     group, worlds = Group(this_rank(())), shares(num_envs, ranks)[index]
     learners: dict[str, Paceline] = {}
     for scheme, kind in SCHEMES.items():
-        env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_world=worlds.start, threads=1)
+        env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_env=worlds.start, threads=1)
         learners[scheme] = (Paceline if group.alone else kind)(env, ppo, SEED, group)
         for _ in range(WARMUP_ITERATIONS):
             learners[scheme].learn()

@@ -76,7 +76,7 @@ def test_onnx_says_what_it_is(run: Path, tmp_path: Path):
     onnx.checker.check_model(model, full_check=True)
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert (about["task"], about["iteration"]) == ("cartpole", "3")
-    assert float(about["control_seconds"]) == pytest.approx(1 / 60)
+    assert float(about["step_seconds"]) == pytest.approx(1 / 60)
     assert [value.name for value in (*model.graph.input, *model.graph.output)] == ["obs", "actions"]
 
 

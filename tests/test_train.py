@@ -65,7 +65,7 @@ def test_resuming_is_bit_exact(tmp_path: Path):
     assert {
         "learner/adam/exp_avg",
         "learner/normalizers/policy/mean",
-        "learner/worlds/env/sim/qacc_warmstart",
+        "learner/envs/sim/qacc_warmstart",
     } <= ours.keys()
     for name, value in ours.items():
         if isinstance(value, torch.Tensor):

@@ -66,7 +66,7 @@ def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool, watched:
     task = _task(config, entry)
     task = _at_its_end(task) if watched else task
     device, threads = group.rank.device, group.rank.cores
-    placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_world": worlds.start}
+    placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_env": worlds.start}
     engine_of(config, device)
     if isinstance(entry, TaskEntry):
         return RobotEnv(task, engine=config.engine, threads=threads, **placed)
@@ -128,7 +128,7 @@ def fit(
         whole_number("iteration", state["iteration"])
         (learner.load_policy if policy_only else learner.load_state)(state)
         for part, loaded in learner.state().items():
-            if part != "worlds":
+            if part != "envs":
                 _check_alike(state.get(part), loaded, part)
                 _check_finite(state.get(part), part)
             elif not policy_only:
@@ -232,6 +232,6 @@ def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bo
     config = TrainConfig(task=task, env={}, seed=seed)
     config.check()
     env = _env(config, Group(Rank()), range(1), drawn, watched=True)
-    inputs = env.reset()["policy"].shape[1]
-    found = foreign_policy(file, activation or entry.training.activation, inputs, env.actions)
+    inputs = env.observation_spec["policy"].shape[0]
+    found = foreign_policy(file, activation or entry.training.activation, inputs, env.num_actions)
     return Playable(env, found.network, task, found.iteration, file.parent, file)

@@ -35,10 +35,10 @@ def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OU
         raise UserError(f"{file} would be written over the policy it is made of: choose another --output")
     _check_place(file, format)
     policy = found.policy.eval()
-    obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
+    obs = torch.randn(7, *env.observation_spec["policy"].shape, generator=torch.Generator().manual_seed(0))
     if not bool(policy(obs).isfinite().all()):
         raise UserError(f"the policy of {found.file} gives actions that are not finite: choose another checkpoint")
-    about = {"task": found.task, "iteration": found.iteration, "control_seconds": env.control_seconds}
+    about = {"task": found.task, "iteration": found.iteration, "step_seconds": env.step_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,15 +17,15 @@ def least_bytes(entry: Entry, worlds: int, engine: str) -> int:
     Networks, further copies, compiled code and what the libraries take for themselves come on top."""
     options = entry.task()
     if isinstance(entry, EnvEntry):
-        env = entry.make(options, num_envs=worlds, device=torch.device("cpu"), seed=0, first_world=0)
+        env = entry.make(options, num_envs=worlds, device=torch.device("cpu"), seed=0, first_env=0)
     else:
         env = RobotEnv(options, worlds, "mujoco")
     env.reset()
-    step = env.step(torch.zeros(worlds, env.actions))
+    step = env.step(torch.zeros(worlds, env.num_actions))
     seen = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
     step_bytes = sum(tensor.nbytes for tensor in seen)
     # Floats beside what the env gives: actions, their means, their noise; and the layers, for `obs` and `final_obs`.
-    step_bytes += 4 * worlds * (3 * env.actions + 2 * 2 * max(entry.training.hidden_layers))
+    step_bytes += 4 * worlds * (3 * env.num_actions + 2 * 2 * max(entry.training.hidden_layers))
     state_bytes = sum(tensor.nbytes for tensor in env.state().values())
     engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" and isinstance(env, RobotEnv) else 0
     return state_bytes + engine_bytes + entry.training.horizon * step_bytes

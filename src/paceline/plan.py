@@ -119,11 +119,12 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
 def _counts(saved: dict[str, Any], source: str) -> tuple[int, int]:
     """Return the number of envs over all ranks and the number of iterations in a checkpoint."""
     with checkpoint.reading(source):
-        steps, iteration = saved["learner"]["worlds"]["env"]["episode_step"], saved["learner"]["iteration"]
-        if steps.dim() != 1 or not 0 < len(steps) <= MOST_ENVS:
-            raise ValueError(f"episode_step has shape {tuple(steps.shape)}, not one number for each env")
+        envs, iteration = saved["num_envs"], saved["learner"]["iteration"]
+        checkpoint.whole_number("num_envs", envs)
         checkpoint.whole_number("iteration", iteration)
-        return len(steps), iteration
+        if not 0 < envs <= MOST_ENVS:
+            raise ValueError(f"num_envs is {envs}, not a number from 1 to {MOST_ENVS}")
+        return envs, iteration
 
 
 def _plain(value: Any) -> Any:

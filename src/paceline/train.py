@@ -332,7 +332,7 @@ class Session:
                 f"the run has done {state['iteration']} iterations already: "
                 f"ask for more in all with --max-iterations (now {self.config.max_iterations})"
             )
-        state = state | {"worlds": cut(state["worlds"], self.worlds)}
+        state = state | {"envs": cut(state["envs"], self.worlds)}
         fit(self.learner, state, source, changed=start.changed_options)
         if start.new_learning_rate:
             self.learner.set_learning_rate(self.settings.learning_rate)
@@ -345,7 +345,9 @@ class Session:
         learner, config = self.learner, self.config
         if config.logger == "tensorboard" and self.rank.is_main:
             self._board = TensorBoard(run.tensorboard, learner.iteration + 1)
-        lines = [ConsoleProgress(c, learner.iteration, config.max_iterations, self.env.episode_steps) for c in consoles]
+        lines = [
+            ConsoleProgress(c, learner.iteration, config.max_iterations, self.env.max_episode_steps) for c in consoles
+        ]
         news = _News(self.group)
         seconds, loop_started = math.inf, time.monotonic()
         try:
@@ -417,7 +419,7 @@ class Session:
             return
         self._saved_iteration = self.learner.iteration
         state = self.learner.state()
-        parts = self.group.to_main(on_cpu(state["worlds"]))
+        parts = self.group.to_main(on_cpu(state["envs"]))
         if parts is None:
             return
         if self._board:
@@ -428,7 +430,8 @@ class Session:
         self.totals["best_return"] = max(mean_return, self.totals["best_return"])
         totals = self.totals | {"seconds": self.totals["seconds"] + self._session_seconds}
         whole = {
-            "learner": state | {"worlds": joined(parts)},
+            "num_envs": self.total_envs,
+            "learner": state | {"envs": joined(parts)},
             "episodes": self.episodes.state(),
             "totals": totals,
             "settings": asdict(self.settings),
@@ -464,7 +467,7 @@ class Session:
             "steps_per_second": self.steps_per_second(),
             "mean_return": means.get("return"),
             "mean_length": means.get("length"),
-            "max_length": self.env.episode_steps,
+            "max_length": self.env.max_episode_steps,
             "measures": {n.removeprefix(_MEASURE): mean for n, mean in means.items() if n.startswith(_MEASURE)},
             "failures": self.totals["failures"],
             "overflows": self.totals["overflows"],

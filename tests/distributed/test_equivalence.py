@@ -24,7 +24,7 @@ def learn(worlds: list[range], rank: Rank) -> dict[str, Any]:
     torch.set_num_threads(1)
     group = Group(rank)
     own = worlds[rank.index]
-    env = RobotEnv(Cartpole(episode_seconds=0.4), len(own), seed=SEED, first_world=own.start)
+    env = RobotEnv(Cartpole(episode_seconds=0.4), len(own), seed=SEED, first_env=own.start)
     learner = Ppo(env, CONFIG, SEED, group)
     history, advantages, finish = [], [], learner._finish
 
@@ -47,7 +47,7 @@ def learn(worlds: list[range], rank: Rank) -> dict[str, Any]:
                 "variance": learner.normalizers["policy"].variance.clone(),
                 "count": learner.normalizers["policy"].count.clone(),
                 "advantage": advantages[-1],
-                "worlds": learner.state()["worlds"],
+                "envs": learner.state()["envs"],
                 "collectives": group.collectives - before,
             }
         )
@@ -88,11 +88,9 @@ def test_ranks_together_do_what_one_rank_does_with_all_worlds(alone: dict[str, A
             assert found[0]["values"][name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
         advantages = torch.cat([part["advantage"] for part in found], dim=1)
         torch.testing.assert_close(advantages, expected["advantage"], rtol=2e-3, atol=2e-4)
-        worlds = joined([part["worlds"] for part in found])
-        for name, tensor in expected["worlds"]["env"].items():
-            torch.testing.assert_close(
-                worlds["env"][name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
-            )
+        worlds = joined([part["envs"] for part in found])
+        for name, tensor in expected["envs"].items():
+            torch.testing.assert_close(worlds[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_all_ranks_stay_the_same_to_the_last_bit(spread: list[dict[str, Any]]):

@@ -49,8 +49,8 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
         ours, theirs = newest(changing), newest(alone)
         for name, weights in theirs["learner"]["networks"].items():
             torch.testing.assert_close(ours["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
-        for name, tensor in theirs["learner"]["worlds"]["env"].items():
-            torch.testing.assert_close(ours["learner"]["worlds"]["env"][name], tensor, rtol=1e-3, atol=1e-4)
+        for name, tensor in theirs["learner"]["envs"].items():
+            torch.testing.assert_close(ours["learner"]["envs"][name], tensor, rtol=1e-3, atol=1e-4)
         for counter in ("iteration", "steps", "epochs"):
             assert ours["learner"][counter] == theirs["learner"][counter]
         assert ours["totals"]["env_steps"] == theirs["totals"]["env_steps"] == iterations * 8 * 10

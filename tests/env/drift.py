@@ -19,7 +19,7 @@ class Drift:
     episode_seconds: float = 0.4
     decimation: int = 4
 
-    actions = 1
+    num_actions = 1
     reset_numbers = 2
 
     def model(self) -> mujoco.MjModel:

@@ -105,7 +105,7 @@ class GuardedTask:
     def __init__(self, task: Any):
         self._task = task
         self.decimation, self.episode_seconds = task.decimation, task.episode_seconds
-        self.actions, self.reset_numbers = task.actions, task.reset_numbers
+        self.num_actions, self.reset_numbers = task.num_actions, task.reset_numbers
         self.calls: Counter[str] = Counter()
         self.controls = 0
 
@@ -274,15 +274,15 @@ def run_refusing_syncs(task: AnyTask, worlds: int = 6, steps: int = 64) -> Happe
     env = RobotEnv(watched, worlds, "mujoco", seed=1)
     state = env.state()
     state["sim/qpos"][0] = torch.nan
-    state["episode_step"][1::2] = env.episode_steps - steps // 2
+    state["episode_step"][1::2] = env.max_episode_steps - steps // 2
     env.load_state(state)
 
-    actions = torch.randn(steps, worlds, env.actions, generator=torch.Generator().manual_seed(0))
+    actions = torch.randn(steps, worlds, env.num_actions, generator=torch.Generator().manual_seed(0))
     taken = []
     with RefuseSyncs():
         for i, action in enumerate(actions.unbind()):
             if i % 8 == 0:
-                env.prefetch(8)
+                env.prefetch_random(8)
             taken.append(env.step(action))
         first_obs = env.reset()
 

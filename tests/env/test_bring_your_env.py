@@ -68,7 +68,7 @@ def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(site)
     entry = registry.find("point")
     assert isinstance(entry, registry.EnvEntry)
-    env = entry.make(entry.task(edge=0.5), num_envs=3, device=torch.device("cpu"), seed=0, first_world=0)
+    env = entry.make(entry.task(edge=0.5), num_envs=3, device=torch.device("cpu"), seed=0, first_env=0)
     env.reset()
     step = env.step(torch.ones(3, 2))
     seen = (step.obs["policy"], step.final_obs["policy"], step.reward, step.log)

@@ -65,8 +65,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
         "no function 'memory': define memory() -> dict[str, int], bec",
     ),
     "no step_numbers": (without(Recalling, "step_numbers"), "'step_numbers' is None, but must be a whole number"),
-    "no actions": (without(Drift, "actions"), "'actions' is None, but must be a whole number, at least 1"),
-    "zero actions": (broken(Drift, actions=0), "'actions' is 0, but must be a whole number, at least 1"),
+    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number, at least 1"),
+    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number, at least 1"),
     "float reset_numbers": (broken(Drift, reset_numbers=2.0), "'reset_numbers' is 2.0, but must be a whole number"),
     "no decimation": (without(Drift, "decimation"), "it has no whole number 'decimation': set the physics steps"),
     "no episode_seconds": (without(Drift, "episode_seconds"), "it has no number 'episode_seconds': set the time limit"),
@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
         "[4, 1]",
     ),
     "more actions than actuators": (
-        broken(Drift, actions=3),
+        broken(Drift, num_actions=3),
         "control(worlds) is a float32 tensor of shape [4, 3], but must be a float32 tensor of shape [env, actuator], ",
     ),
     # Observations

@@ -48,12 +48,10 @@ TINY = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
 
 
 @contextmanager
-def env_of(name: str, worlds: int = 3, seed: int = 0, first_world: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
+def env_of(name: str, worlds: int = 3, seed: int = 0, first_env: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
     entry = registry.find(name if ":" in name else f"gymnasium:{name}")
     assert isinstance(entry, registry.EnvEntry)
-    env = entry.make(
-        entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_world=first_world
-    )
+    env = entry.make(entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_env=first_env)
     assert isinstance(env, GymnasiumEnv)
     try:
         yield env
@@ -98,7 +96,7 @@ def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, end
         np.testing.assert_array_equal(obs, [world.obs for world in worlds])
         sums, seen = np.zeros((3, 2)), set()
         for _ in range(steps):
-            actions = torch.randn(3, env.actions, generator=generator)
+            actions = torch.randn(3, env.num_actions, generator=generator)
             step, given = env.step(actions), env._scaled(actions)
             told = zip(*(world.step(action) for world, action in zip(worlds, given, strict=True)), strict=True)
             obs, reward, terminated, truncated, final = map(np.array, told)
@@ -173,8 +171,8 @@ def test_actions_span_the_bounds_and_pass_where_there_are_none():
 
 
 def test_a_worlds_episodes_depend_on_the_seed_and_its_global_number_alone():
-    def starts(worlds: int, first_world: int, seed: int = 0) -> np.ndarray:
-        with env_of(COUNTING, worlds, seed, first_world) as env:
+    def starts(worlds: int, first_env: int, seed: int = 0) -> np.ndarray:
+        with env_of(COUNTING, worlds, seed, first_env) as env:
             rows = [env.reset()] + [env.step(torch.zeros(worlds, 3)).obs for _ in range(20)]
             return torch.stack([row["policy"] for row in rows]).numpy()
 
@@ -192,14 +190,14 @@ def test_each_reset_starts_other_episodes():
 
 def test_time_limit_and_rate_are_the_environments():
     with env_of("MountainCarContinuous-v0", worlds=1) as env:
-        assert (env.episode_steps, env.control_seconds, env.actions) == (999, pytest.approx(1 / 30), 1)
+        assert (env.max_episode_steps, env.step_seconds, env.num_actions) == (999, pytest.approx(1 / 30), 1)
     with env_of("MountainCarContinuous-v0", worlds=1, options=("max_episode_steps=7",)) as env:
         env.reset()
         ended = [bool(env.step(torch.zeros(1, 1)).truncated) for _ in range(7)]
-        assert env.episode_steps == 7
+        assert env.max_episode_steps == 7
         assert ended == [False] * 6 + [True]
     with env_of("gymnasium:tests.env.counting:Endless-v0", worlds=1) as env:
-        assert env.episode_steps == 1000
+        assert env.max_episode_steps == 1000
 
 
 def test_options_reach_the_environment():
@@ -245,6 +243,7 @@ def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
     group = Group(Rank())
     with env_of(COUNTING, worlds=4) as env, env_of(COUNTING, worlds=4) as again:
         before = Stepper(env, 0, group)
+        before.begin(0)
         for _ in range(3):
             before.step(torch.zeros(4, 3))
         after = Stepper(again, 0, group)
@@ -268,7 +267,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Path):
-    config = TrainConfig(COUNTING, {}, learner, SETTINGS[learner], num_envs=4, max_iterations=2, logger="none")
+    config = TrainConfig(COUNTING, {}, learner, asdict(SETTINGS[learner]), num_envs=4, max_iterations=2, logger="none")
     run = RunDir(tmp_path / "run")
     result = train(config, run, Console(quiet=True))
     assert (result["status"], result["engine"], result["max_length"]) == ("completed", "gymnasium", TIME_LIMIT)

@@ -134,7 +134,7 @@ def test_a_loaded_state_goes_on_bit_by_bit(after: int):
 
 
 def test_worlds_on_another_rank_are_the_same_worlds():
-    whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_world=3)
+    whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_env=3)
     for one, other in zip(run(whole, 25), run(part, 25), strict=True):
         assert torch.equal(one.obs["policy"][3:5], other.obs["policy"])
 

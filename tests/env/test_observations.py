@@ -86,7 +86,7 @@ def test_worlds_that_end_begin_anew_while_the_others_go_on():
     env.reset()
     run(env, 4)
     state = env.state()
-    state["episode_step"][::2] = env.episode_steps - 1
+    state["episode_step"][::2] = env.max_episode_steps - 1
     env.load_state(state)
     late = delays(env)
     step = run(env, 1)[0]
@@ -166,16 +166,16 @@ def test_a_loaded_state_goes_on_bit_by_bit(after: int):
 
 def test_worlds_are_the_same_however_they_are_spread_over_ranks():
     whole = RobotEnv(Clock(), 6, seed=SEED)
-    shards = [RobotEnv(Clock(), 3, seed=SEED, first_world=first) for first in (0, 3)]
+    shards = [RobotEnv(Clock(), 3, seed=SEED, first_env=first) for first in (0, 3)]
     steps = run(whole, 13)
     for shard in shards:
-        worlds = slice(shard.first_world, shard.first_world + 3)
+        worlds = slice(shard.first_env, shard.first_env + 3)
         assert same(steps, run(shard, 13), worlds)
     # And spread anew: two ranks' state goes on as three.
     state = joined([shard.state() for shard in shards])
     steps = run(whole, 13)
     for first in (0, 2, 4):
-        shard = RobotEnv(Clock(), 2, seed=SEED, first_world=first)
+        shard = RobotEnv(Clock(), 2, seed=SEED, first_env=first)
         shard.load_state(cut(state, range(first, first + 2)))
         assert same(steps, run(shard, 13), slice(first, first + 2))
 
@@ -184,7 +184,7 @@ def test_prefetching_changes_nothing():
     plain, ahead = RobotEnv(Clock(), 6, seed=SEED), RobotEnv(Clock(), 6, seed=SEED)
     steps = []
     for _ in range(4):
-        ahead.prefetch(8)
+        ahead.prefetch_random(8)
         steps += run(ahead, 7)
     assert same(steps, run(plain, 28))
 

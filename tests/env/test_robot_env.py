@@ -18,8 +18,8 @@ from tests.env.drift import Drift
 
 def actions_for(env: RobotEnv, steps: int, size: float = 1.0) -> list[Tensor]:
     """By global world, so that a share of the worlds is pushed as it would be among all."""
-    world = torch.arange(env.first_world, env.first_world + env.num_envs)
-    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.actions))
+    world = torch.arange(env.first_env, env.first_env + env.num_envs)
+    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.num_actions))
 
 
 def run(env: RobotEnv, steps: int, size: float = 1.0) -> list[Step]:
@@ -63,7 +63,7 @@ def test_one_step_is_decimation_steps_of_plain_mujoco():
 
 def test_time_limit_cuts_every_episode_at_exactly_episode_steps():
     env = RobotEnv(Drift(), 3)
-    assert env.episode_steps == 10
+    assert env.max_episode_steps == 10
     for i, step in enumerate(run(env, 35), start=1):
         assert bool(step.truncated.all()) == bool(step.truncated.any()) == (i % 10 == 0)
         assert not step.terminated.any()
@@ -197,7 +197,7 @@ def test_prefetching_changes_nothing(block: int):
     taken = []
     for i, action in enumerate(actions_for(ahead, 30)):
         if i % block == 0:
-            ahead.prefetch(block)
+            ahead.prefetch_random(block)
         taken.append(ahead.step(action))
     assert_same(taken, expected)
 
@@ -208,7 +208,7 @@ def test_prefetching_before_the_last_block_is_used_up_changes_nothing():
     taken = []
     for i, action in enumerate(actions_for(ahead, 20)):
         if i in (0, 1, 5, 6, 13):
-            ahead.prefetch(4)
+            ahead.prefetch_random(4)
         taken.append(ahead.step(action))
     assert_same(taken, expected)
 
@@ -220,14 +220,14 @@ def test_a_loaded_state_continues_bit_by_bit(task: Task, after: int):
     first.reset()
     run(first, after)
     saved = first.state()
-    first.prefetch(5)
+    first.prefetch_random(5)
     actions = actions_for(first, 40)
     expected = [first.step(action) for action in actions]
     assert any(ended(step).any() for step in expected)
 
     second = RobotEnv(task, 8, seed=6)
     run(second, 3)
-    second.prefetch(50)
+    second.prefetch_random(50)
     second.load_state(saved)
     assert_same([second.step(action) for action in actions], expected)
     final, other = first.state(), second.state()
@@ -325,7 +325,7 @@ def test_a_reward_that_is_not_a_number_stays_in_its_episode():
 @pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
 def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
     whole = run(RobotEnv(task, 7, seed=9), 60)
-    shares = [run(RobotEnv(task, count, seed=9, first_world=first), 60) for first, count in ((0, 2), (2, 5))]
+    shares = [run(RobotEnv(task, count, seed=9, first_env=first), 60) for first, count in ((0, 2), (2, 5))]
     assert_same(shares[0], whole, slice(None), slice(0, 2))
     assert_same(shares[1], whole, slice(0, 5), slice(2, 7))
     assert sum(int(ended(step).sum()) for step in whole) > 7
@@ -361,6 +361,6 @@ def test_steps_under_inference_mode_and_outside_mix():
     taken = []
     for i, action in enumerate(actions_for(env, 24)):
         with torch.inference_mode(i % 6 < 3):
-            env.prefetch(2)
+            env.prefetch_random(2)
             taken.append(env.step(action))
     assert_same(taken, run(plain, 24))

@@ -88,7 +88,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path):
     ours, theirs = (checkpoint.load(checkpoint.newest(r.checkpoints))["learner"] for r in (run, whole))
     for name, weights in ours["networks"].items():
         torch.testing.assert_close(weights, theirs["networks"][name], rtol=1e-2, atol=1e-3)
-    assert ours["worlds"]["env"]["steps"] == theirs["worlds"]["env"]["steps"]
+    assert ours["envs"]["steps"] == theirs["envs"]["steps"]
 
 
 def test_the_command_line_trains_cartpole(tmp_path: Path):

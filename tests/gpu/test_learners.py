@@ -63,10 +63,10 @@ class Broken(Cartpole):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: str):
     group, settings = Group(Rank(device=CUDA)), LEARNERS[name].settings.from_training(ENTRY.training)
-    learner = LEARNERS[name].make(RobotEnv(Broken(), 64, "auto", CUDA, first_world=100), settings, 0, group)
+    learner = LEARNERS[name].make(RobotEnv(Broken(), 64, "auto", CUDA, first_env=100), settings, 0, group)
     state = learner.state()
     # The first two iterations, of which the second is captured, are before the third control step.
-    state["worlds"]["env"]["episode_step"] -= 2 * settings.horizon
+    state["envs"]["episode_step"] -= 2 * settings.horizon
     learner.load_state(state)
     for _ in range(2):
         learner.learn()

@@ -99,7 +99,7 @@ def keep_steps(env: VecEnv) -> list[tuple[Tensor, Tensor]]:
 
 def common(state: dict[str, Any]) -> dict[str, Any]:
     """What should be the same on all ranks."""
-    return flat({key: part for key, part in state.items() if key != "worlds"})
+    return flat({key: part for key, part in state.items() if key != "envs"})
 
 
 def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:

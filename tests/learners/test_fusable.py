@@ -47,7 +47,7 @@ def test_an_env_step_is_three_graphs_around_the_physics(name: str):
         # A GPU always computes what is done about an env that blew up.
         state["sim/qpos"][0] = torch.nan
         env.load_state(state)
-    actions = torch.linspace(-2.0, 2.0, 5 * plain.actions).view(5, plain.actions)
+    actions = torch.linspace(-2.0, 2.0, 5 * plain.num_actions).view(5, plain.num_actions)
     with torch.no_grad():
         for _ in range(4):
             for ours, theirs in zip(tensors(fused.step(actions)), tensors(plain.step(actions)), strict=True):
@@ -57,7 +57,7 @@ def test_an_env_step_is_three_graphs_around_the_physics(name: str):
 
 @pytest.mark.parametrize("refusing", [False, True], ids=["as one graph", "without the host"])
 def test_the_search_for_numbers_that_are_not_finite_can_be_captured(refusing: bool):
-    env = RobotEnv(Lively(), 5, first_world=20)
+    env = RobotEnv(Lively(), 5, first_env=20)
     recorder = Recorder(env, env.reset())
     # As on a GPU.
     recorder._on_cpu = False

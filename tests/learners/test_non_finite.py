@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Broken, str | None]] = {
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])
 def test_the_first_place_is_named(name: str, case: str):
     task, said = CASES[case]
-    learner = make(name, RobotEnv(task, ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
     assert learner.first_non_finite() == said
 
@@ -126,16 +126,16 @@ def test_the_first_place_is_named(name: str, case: str):
 @pytest.mark.parametrize("name", ["rl_games", "skrl", "skrl_jax"])
 def test_every_learner_names_it(name: str, case: str):
     task, said = CASES[case]
-    learner = make(name, RobotEnv(task, ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
     assert learner.first_non_finite() == said
 
 
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])
 def test_a_later_iteration_counts_its_own_steps(name: str):
-    learner = make(name, RobotEnv(Broken(reward_at=((8, 2),), episode_seconds=10.0), ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(Broken(reward_at=((8, 2),), episode_seconds=10.0), ENVS, first_env=FIRST))
     state = learner.state()
-    state["worlds"]["env"]["episode_step"] -= 12
+    state["envs"]["episode_step"] -= 12
     learner.load_state(state)
     learner.learn()
     assert learner.first_non_finite() is None
@@ -147,7 +147,7 @@ def test_a_later_iteration_counts_its_own_steps(name: str):
 def test_an_env_without_reward_terms_names_the_reward(name: str):
     entry = find("gymnasium:tests.env.counting:Counting-v0")
     assert isinstance(entry, EnvEntry)
-    placed = {"num_envs": ENVS, "device": torch.device("cpu"), "seed": 0, "first_world": FIRST}
+    placed = {"num_envs": ENVS, "device": torch.device("cpu"), "seed": 0, "first_env": FIRST}
     env = entry.make(entry.task(options=("bonus=.nan",)), **placed)
     learner = make(name, env)
     learner.learn()

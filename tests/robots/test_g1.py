@@ -340,10 +340,10 @@ def test_thrown_about_on_the_floor_by_random_targets_it_stays_whole(model: mujoc
 def test_the_camera_shows_the_robot_and_goes_along_with_it(model: mujoco.MjModel, home: mujoco.MjData):
     camera = Camera(model, 96, 96)
     try:
-        near = camera.picture(home).astype(float)
+        near = camera.render(home).astype(float)
         home.qpos[0] += 4.0
         mujoco.mj_forward(model, home)
-        far = camera.picture(home).astype(float)
+        far = camera.render(home).astype(float)
     finally:
         camera.close()
     dark = [(picture.max(axis=2) < 90.0).sum() for picture in (near, far)]

@@ -133,7 +133,7 @@ def test_absurd_counts_of_a_task_are_refused_or_harmless(name: str):
         for number in COUNTS:
             with contextlib.suppress(UserError):
                 env = RobotEnv(task(**{option.name: number}), 1)
-                assert env.step(torch.zeros(1, env.actions)).reward.isfinite().all()
+                assert env.step(torch.zeros(1, env.num_actions)).reward.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -164,5 +164,5 @@ def test_options_that_gymnasium_cannot_take_are_one_line(option: str):
     entry = registry.find("gymnasium:Pendulum-v1")
     assert isinstance(entry, registry.EnvEntry)
     with pytest.raises(UserError) as caught:
-        entry.make(entry.task(options=(option,)), num_envs=1, device=torch.device("cpu"), seed=0, first_world=0)
+        entry.make(entry.task(options=(option,)), num_envs=1, device=torch.device("cpu"), seed=0, first_env=0)
     assert len(str(caught.value).splitlines()) == 1

@@ -256,7 +256,7 @@ def test_a_task_runs_alike_on_both_engines():
     ended = 0
     for i in range(100):
         if i % 10 == 0:
-            warp.prefetch(10)
+            warp.prefetch_random(10)
         actions = torch.randn(8, 1, generator=generator)
         one, other = c.step(actions), warp.step(actions)
         assert torch.equal(one.terminated, other.terminated)
@@ -286,7 +286,7 @@ class Tossed:
     episode_seconds: float = 0.3
     decimation: int = 2
 
-    actions = 1
+    num_actions = 1
     reset_numbers = 6
     senses = Senses(history=2, delay=(0, 1))
 

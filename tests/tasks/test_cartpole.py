@@ -27,8 +27,8 @@ def worlds_at(*states: tuple[float, float, float, float]) -> Worlds:
 
 def test_an_episode_is_300_control_steps_of_a_sixtieth_of_a_second():
     env = RobotEnv(Cartpole(), 2)
-    assert env.episode_steps == 300
-    assert env.control_seconds == pytest.approx(1 / 60)
+    assert env.max_episode_steps == 300
+    assert env.step_seconds == pytest.approx(1 / 60)
     assert env.sim.model.opt.timestep == pytest.approx(1 / 120)
     env.step(torch.zeros(2, 1))
     assert env.sim.time.tolist() == pytest.approx([1 / 60, 1 / 60])
@@ -36,8 +36,8 @@ def test_an_episode_is_300_control_steps_of_a_sixtieth_of_a_second():
 
 def test_options_change_the_rates():
     env = RobotEnv(Cartpole(physics_hz=200.0, decimation=4, episode_seconds=3.0), 1)
-    assert env.control_seconds == pytest.approx(0.02)
-    assert env.episode_steps == 150
+    assert env.step_seconds == pytest.approx(0.02)
+    assert env.max_episode_steps == 150
 
 
 def test_reward_terms():

@@ -90,7 +90,7 @@ def test_a_subclass_without_options_of_its_own_needs_no_decorator(tmp_path: Path
     (tmp_path / "wrong_entry.py").write_text(HEAD + "class T(Cartpole): ...\nENTRY = TaskEntry(T, '')")
     monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
     installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
-    assert registry.find("other").task().actions == 1
+    assert registry.find("other").task().num_actions == 1
 
 
 def test_another_package_cannot_replace_our_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

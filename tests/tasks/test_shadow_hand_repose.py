@@ -41,7 +41,7 @@ def turned(angle: float) -> Tensor:
 
 
 def nothing(env: RobotEnv) -> Tensor:
-    return torch.zeros(env.num_envs, env.actions)
+    return torch.zeros(env.num_envs, env.num_actions)
 
 
 def test_the_settings_hold():
@@ -51,8 +51,8 @@ def test_the_settings_hold():
 
 def test_an_episode_is_600_control_steps_of_a_sixtieth_of_a_second():
     env = RobotEnv(ShadowHandRepose(), 1)
-    assert env.episode_steps == 600
-    assert env.control_seconds == pytest.approx(1 / 60)
+    assert env.max_episode_steps == 600
+    assert env.step_seconds == pytest.approx(1 / 60)
 
 
 # Actions

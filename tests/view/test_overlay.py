@@ -32,7 +32,7 @@ def played(env: RobotEnv, steps: int, action: float = 0.0) -> tuple[Scores, list
     scores, rows = Scores(env), []
     env.reset()
     for _ in range(steps):
-        step = env.step(torch.full((env.num_envs, env.actions), action))
+        step = env.step(torch.full((env.num_envs, env.num_actions), action))
         rows.append(dict(zip(env.log_names, step.log[0].tolist(), strict=True)))
         scores.add(step)
     return scores, rows

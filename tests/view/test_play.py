@@ -98,8 +98,8 @@ def test_arrows_are_drawn_in_their_colour_where_they_are():
     mujoco.mj_forward(model, world)
     arrow = Arrow(np.array((-3.4, -1.0, 0.3)), np.array((-2.6, -1.0, 0.3)), (0, 255, 0))
     with Camera(model, 64, 48) as camera:
-        plain, drawn = (camera.picture(world, arrows).astype(int).copy() for arrows in ((), (arrow,)))
-        again = camera.picture(world).astype(int)
+        plain, drawn = (camera.render(world, arrows).astype(int).copy() for arrows in ((), (arrow,)))
+        again = camera.render(world).astype(int)
     changed = (plain != drawn).any(axis=2)
     assert changed[:24].sum() > 20
     assert not changed[24:].any()
@@ -126,11 +126,11 @@ def test_without_a_name_the_video_goes_into_the_run(tiny_run: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("control_seconds", "stride", "rate"),
+    ("step_seconds", "stride", "rate"),
     [(1 / 60, 1, 60), (0.02, 1, 50), (0.01, 2, 50), (1 / 120, 2, 60), (0.1, 1, 10), (0.002, 9, Fraction(500, 9))],
 )
-def test_playback_is_in_real_time_with_at_most_60_frames_a_second(control_seconds, stride, rate):
-    assert frame_rate(control_seconds) == (stride, rate)
+def test_playback_is_in_real_time_with_at_most_60_frames_a_second(step_seconds, stride, rate):
+    assert frame_rate(step_seconds) == (stride, rate)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_view_is_the_camera_track_or_the_first_or_the_whole_scene(cameras: s
     world = mujoco.MjData(model)
     mujoco.mj_forward(model, world)
     with Camera(model, 64, 48) as camera:
-        redness = np.subtract(*np.moveaxis(camera.picture(world)[..., ::2].astype(int), -1, 0))
+        redness = np.subtract(*np.moveaxis(camera.render(world)[..., ::2].astype(int), -1, 0))
     assert {"blue": redness.min() < -50, "red": redness.max() > 50} == {c: c in balls for c in ("blue", "red")}
 
 

@@ -35,7 +35,7 @@ _OF_MEMORY = {
     "start": "start(worlds, uniform) -> Start",
 }
 _HOOKS = ("constants", "push", "measure", "resample", "shown", "at_its_end")
-_LEAST = {"actions": 1, "reset_numbers": 0}
+_LEAST = {"num_actions": 1, "reset_numbers": 0}
 
 
 class Names(NamedTuple):

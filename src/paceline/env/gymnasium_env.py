@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.env.vec_env import Step
+from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,20 +31,22 @@ class GymnasiumEnv:
     capturable: bool = False
     log_names: tuple[str, ...] = ("length", "return")
 
-    def __init__(self, envs: "VectorEnv", device: torch.device | str = "cpu", seed: int = 0, first_world: int = 0):
+    def __init__(self, envs: "VectorEnv", device: torch.device | str = "cpu", seed: int = 0, first_env: int = 0):
+        from gymnasium.spaces import flatdim
         from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
         self._envs, self._space = envs, envs.single_observation_space
         _check_spaces(envs)
-        self.num_envs, self.first_world, self.device = envs.num_envs, first_world, torch.device(device)
-        self.actions = int(np.prod(envs.single_action_space.shape or (1,)))
-        self.episode_steps = time_limit(envs.spec) or EPISODE_STEPS
+        self.num_envs, self.first_env, self.device = envs.num_envs, first_env, torch.device(device)
+        self.num_actions = int(np.prod(envs.single_action_space.shape or (1,)))
+        self.max_episode_steps = time_limit(envs.spec) or EPISODE_STEPS
         fps = envs.metadata.get("render_fps")
-        self.control_seconds = 1.0 / fps if fps else CONTROL_SECONDS
+        self.step_seconds = 1.0 / fps if fps else CONTROL_SECONDS
         bounds = (getattr(envs.single_action_space, name).ravel() for name in ("low", "high"))
         self._low, self._high = (bound.astype(np.float64) for bound in bounds)
         self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
         self._seed, self._steps = seed, 0
+        self.observation_spec = {"policy": TensorSpec((flatdim(self._space),))}
         # Of the running episodes, as `log_names`.
         self._sums = np.zeros((self.num_envs, len(self.log_names)))
         # What has no mode resets as Gymnasium's default says.
@@ -58,7 +60,11 @@ class GymnasiumEnv:
         obs, _ = self._envs.reset(seed=self._seed_of_worlds())
         self._sums[:] = 0.0
         self._steps += 1
-        return self._group(_rows(self._space, obs))
+        self._latest = _rows(self._space, obs)
+        return self.observe()
+
+    def observe(self) -> dict[str, Tensor]:
+        return self._group(self._latest.copy())
 
     def step(self, actions: Tensor) -> Step:
         obs, reward, terminated, truncated, infos = self._envs.step(self._scaled(actions))
@@ -75,10 +81,10 @@ class GymnasiumEnv:
         self._sums += np.stack((np.ones_like(reward), reward), axis=1)
         log = self._tensor(self._sums.astype(np.float32))
         self._sums[done] = 0.0
-        flags = self._tensor(terminated), self._tensor(truncated)
-        return Step(self._group(obs), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
+        flags, self._latest = (self._tensor(terminated), self._tensor(truncated)), obs
+        return Step(self.observe(), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
 
-    def prefetch(self, steps: int) -> None:
+    def prefetch_random(self, steps: int) -> None:
         """Nothing: each world draws its own numbers."""
 
     def faults(self) -> Tensor:
@@ -89,12 +95,12 @@ class GymnasiumEnv:
         """No more than counts, because Gymnasium has no way to save a world."""
         return {"steps": torch.tensor(self._steps), "episode_step": torch.from_numpy(self._sums[:, 0].astype(np.int64))}
 
-    def load_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """New episodes, other ones than this or an earlier start of the run has seen."""
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Start new episodes, with random numbers that no earlier start of the run has used."""
         self._steps = int(state["steps"])
-        return self.reset()
+        self.reset()
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """World 0, if the vector env was made with `render_mode="rgb_array"`: RGB, uint8 [height, width, 3]."""
         pictures = self._envs.render()
         return np.asarray(pictures[0] if isinstance(pictures, (tuple, list)) else pictures)
@@ -105,7 +111,7 @@ class GymnasiumEnv:
     def _seed_of_worlds(self) -> int:
         """The first world's; the next ones have the next. Small enough for what takes 32 bits."""
         spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
-        return int(spread >> 2) + self.first_world
+        return int(spread >> 2) + self.first_env
 
     def _scaled(self, actions: Tensor) -> np.ndarray:
         raw = actions.detach().cpu().numpy().astype(np.float64)
@@ -118,7 +124,7 @@ class GymnasiumEnv:
     def _try_starting_anew(self) -> None:
         """Better found out now than by the first episode that ends."""
         self.reset()
-        obs = self.step(torch.zeros(self.num_envs, self.actions)).obs["policy"]
+        obs = self.step(torch.zeros(self.num_envs, self.num_actions)).obs["policy"]
         self._start_anew(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
         self._steps = 0
 

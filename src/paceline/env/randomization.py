@@ -62,12 +62,12 @@ class Randomization:
 class Randomizer:
     """Draws the fields of a `Sim` anew; the same draw for the same world and step, on any number of ranks."""
 
-    def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, world: Tensor, control_seconds: float):
+    def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, world: Tensor, step_seconds: float):
         self._items, self._sim, self._seed, self._world = items, sim, seed, world
         self._places = [_places(item, sim.model).to(sim.device) for item in items]
         self._fields = {name: _rows(sim, name) for item in items for name in _meant(item)}
         self._own = {name: field.clone() for name, field in self._fields.items()}
-        self._intervals = [max(1, round(item.every_seconds / control_seconds)) for item in items]
+        self._intervals = [max(1, round(item.every_seconds / step_seconds)) for item in items]
         self._again = [i for i, item in enumerate(items) if item.when == "reset" or item.every_seconds > 0.0]
         self._rewrite = fuse(self._write, sim.device)
 

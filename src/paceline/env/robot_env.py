@@ -21,7 +21,7 @@ from paceline.env.task import (
     TaskWithMemory,
     Worlds,
 )
-from paceline.env.vec_env import Step
+from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
 from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
@@ -67,12 +67,12 @@ class RobotEnv:
         engine: str = "auto",
         device: torch.device | str = "cpu",
         seed: int = 0,
-        first_world: int = 0,
+        first_env: int = 0,
         threads: int | None = None,
     ):
         check_members(task)
-        self.task, self.num_envs, self.actions, self.seed = task, num_envs, task.actions, seed
-        self.device, self.first_world = torch.device(device), first_world
+        self.task, self.num_envs, self.num_actions, self.seed = task, num_envs, task.num_actions, seed
+        self.device, self.first_env = torch.device(device), first_env
         self.capturable = self.device.type == "cuda"
         check_timing(task)
         # Asked once: to ask of a protocol takes as long as a small tensor operation.
@@ -84,13 +84,13 @@ class RobotEnv:
         check_model(task, model)
         per_world = fields(randomization, model)
         self.sim: Sim = make_sim(model, num_envs, engine, self.device, per_world, threads=threads)
-        self.control_seconds = task.decimation * self.sim.model.opt.timestep
-        self.episode_steps = _episode_steps(task.episode_seconds, self.control_seconds)
+        self.step_seconds = task.decimation * self.sim.model.opt.timestep
+        self.max_episode_steps = _episode_steps(task.episode_seconds, self.step_seconds)
 
-        self._world = torch.arange(first_world, first_world + num_envs, device=self.device)
+        self._world = torch.arange(first_env, first_env + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._episode_step = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._actions = torch.zeros(2, num_envs, self.actions, device=self.device)
+        self._actions = torch.zeros(2, num_envs, self.num_actions, device=self.device)
         self._action, self._last_action = self._actions
         self._numbers: list[_Numbers] = []
         parts = self._recalls.memory() if self._recalls else {}
@@ -105,7 +105,7 @@ class RobotEnv:
         names = check_results(task, self._worlds)
         self._randomizer = None
         if randomization:
-            self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.control_seconds)
+            self._randomizer = Randomizer(randomization, self.sim, seed, self._world, self.step_seconds)
             self._randomizer.begin(self._steps)
         senses = task.senses if isinstance(task, HasSenses) else Senses()
         self._recent = None
@@ -124,6 +124,7 @@ class RobotEnv:
         self._means = len(names.measures)
         self._one = torch.ones(num_envs, 1, device=self.device)
         self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
+        self.observation_spec = {n: TensorSpec(tuple(o.shape[1:]), o.dtype) for n, o in self.observe().items()}
 
     def reset(self) -> dict[str, Tensor]:
         self._begin_everywhere()
@@ -142,6 +143,12 @@ class RobotEnv:
             self._observe(), outcome.reward, outcome.terminated, outcome.truncated, outcome.final_obs, outcome.log
         )
 
+    def observe(self) -> dict[str, Tensor]:
+        obs = self._fresh_observations()
+        if self._recent:
+            obs["policy"] = self._recent.seen()
+        return obs
+
     @property
     def worlds(self) -> Worlds:
         """What the task sees."""
@@ -150,7 +157,7 @@ class RobotEnv:
     def faults(self) -> Tensor:
         return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
 
-    def prefetch(self, steps: int) -> None:
+    def prefetch_random(self, steps: int) -> None:
         step = self._steps + torch.arange(steps, device=self.device)[:, None]
         starting = draw.uniform(self.seed, self._world, step, draw.Stream.RESET, self.task.reset_numbers)
         advancing = delaying = starting
@@ -189,7 +196,7 @@ class RobotEnv:
 
     def _next_numbers(self) -> _Numbers:
         if not self._numbers:
-            self.prefetch(1)
+            self.prefetch_random(1)
         return self._numbers.pop()
 
     def _begin_everywhere(self) -> None:
@@ -245,7 +252,7 @@ class RobotEnv:
             final_obs["policy"] = self._recent.seen(self._recent.followed_by(final_obs["policy"]))
         if failed is not None:
             terminated = terminated | failed
-        truncated = (self._episode_step >= self.episode_steps) & ~terminated
+        truncated = (self._episode_step >= self.max_episode_steps) & ~terminated
         done = terminated | truncated
         terms = torch.stack(tuple(self.task.reward(worlds, terminated).values()), dim=1)
         counted = terms
@@ -332,8 +339,9 @@ class _Recent:
     def followed_by(self, obs: Tensor) -> Tensor:
         return torch.cat((self._kept[:, 1:], obs.unsqueeze(1)), dim=1)
 
-    def seen(self, kept: Tensor) -> Tensor:
+    def seen(self, kept: Tensor | None = None) -> Tensor:
         """[world, history * n]; of pictures, [world, history * channels, ...]."""
+        kept = self._kept if kept is None else kept
         if not self.drawn:
             return kept[:, : len(self._history)].flatten(1, 2)
         places = (self._most - self._delay)[:, None] + self._history
@@ -341,11 +349,11 @@ class _Recent:
         return kept.gather(1, places).flatten(1, 2)
 
 
-def _episode_steps(episode_seconds: float, control_seconds: float) -> int:
-    steps = episode_seconds / control_seconds
+def _episode_steps(episode_seconds: float, step_seconds: float) -> int:
+    steps = episode_seconds / step_seconds
     if steps > LARGEST_COUNT:
         raise UserError(
-            f"--env.episode-seconds {episode_seconds:g} is {steps:g} control steps of {control_seconds:g} s: "
+            f"--env.episode-seconds {episode_seconds:g} is {steps:g} control steps of {step_seconds:g} s: "
             f"an episode has at most {LARGEST_COUNT}"
         )
     return max(1, round(steps))

@@ -94,7 +94,7 @@ class AnyTask(Protocol):
     def episode_seconds(self) -> float: ...
 
     @property
-    def actions(self) -> int:
+    def num_actions(self) -> int:
         """Width of an action."""
         ...
 

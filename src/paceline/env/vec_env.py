@@ -1,11 +1,18 @@
 """All that a learner sees of an environment."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of an observation group, for one env."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -32,13 +39,13 @@ class VecEnv(Protocol):
 
     num_envs: int
     """Worlds on this rank."""
-    first_world: int
+    first_env: int
     """The global number of this rank's first world."""
-    actions: int
+    num_actions: int
     """Width of an action."""
-    episode_steps: int
+    max_episode_steps: int
     """The time limit, in steps."""
-    control_seconds: float
+    step_seconds: float
     """Of the robot's time, from one step to the next."""
     device: torch.device
     capturable: bool
@@ -46,13 +53,21 @@ class VecEnv(Protocol):
     log_names: tuple[str, ...]
     """What `Step.log` sums; "length" (steps) and "return" always."""
 
+    observation_spec: dict[str, TensorSpec]
+    """Observation groups by name, known before the first reset: "policy" for the policy, "critic" if the critic sees
+    something else."""
+
     def reset(self) -> dict[str, Tensor]:
-        """Start a new episode in every world."""
+        """Start a new episode in every env and return its first observations."""
+        ...
+
+    def observe(self) -> dict[str, Tensor]:
+        """Return the observations of the current state, as the latest `reset` or `step` returned them."""
         ...
 
     def step(self, actions: Tensor) -> Step: ...
 
-    def prefetch(self, steps: int) -> None:
+    def prefetch_random(self, steps: int) -> None:
         """Draw the random numbers of the next `steps` steps in one go. A matter of speed alone: the numbers are the
         same without it."""
         ...
@@ -66,15 +81,14 @@ class VecEnv(Protocol):
         world's running episode."""
         ...
 
-    def load_state(self, state: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Go on from `state`, where the policy acts on what it saw last; or, in an env that cannot, start new episodes
-        and return their first observations."""
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Continue from `state`. An env that cannot restore its state starts new episodes."""
         ...
 
 
-class DrawnEnv(VecEnv, Protocol):
+class RenderableEnv(VecEnv, Protocol):
     """An env that a video can be made of."""
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """World 0 as it is now: RGB, uint8 [height, width, 3], of any size."""
         ...

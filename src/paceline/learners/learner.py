@@ -31,8 +31,7 @@ class Learner(Protocol):
 
     def state(self) -> dict[str, Any]:
         """All that the future depends on: nested dicts of tensors and numbers. "iteration" is how many are done, and
-        "worlds" what each of this rank's worlds has of its own, tensors [world, ...]; the rest is the same on all
-        ranks."""
+        "envs" the state of this rank's envs, tensors [env, ...]; the rest is the same on all ranks."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None: ...

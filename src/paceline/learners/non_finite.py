@@ -111,7 +111,7 @@ def _describe(env: VecEnv, number: int, parts: dict[str, Tensor], log: Tensor) -
         else:
             name += f"[:, {', '.join(map(str, columns))}]"
         when = f"in step {number}" if number else "before step 1"
-        return f"{name} of env {env.first_world + row} became {value} {when} of the rollout"
+        return f"{name} of env {env.first_env + row} became {value} {when} of the rollout"
     return None
 
 

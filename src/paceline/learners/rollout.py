@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
+from paceline.errors import UserError
 from paceline.learners.non_finite import Recorder
 from paceline.tensors.graph import capture
 
@@ -37,6 +38,39 @@ class Clock:
         return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
 
 
+class LatestObservations:
+    """The observations on which the policy acts next, [env, ...] for each group. The tensors are allocated once and
+    updated in place, so that CUDA graphs can read them."""
+
+    def __init__(self, env: VecEnv):
+        self._env, self._is_set = env, False
+        self.groups = {
+            name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
+            for name, spec in env.observation_spec.items()
+        }
+
+    def start(self) -> None:
+        """Reset the env, unless observations have been set before."""
+        if not self._is_set:
+            self.set(self._env.reset())
+
+    def set(self, obs: dict[str, Tensor]) -> None:
+        self._is_set = True
+        for name, latest in self.groups.items():
+            latest.copy_(obs[name])
+
+
+def vector_widths(env: VecEnv, learner: str) -> dict[str, int]:
+    """Return the width of each observation group. Raise UserError if the learner cannot use a group."""
+    for name, spec in env.observation_spec.items():
+        if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+            raise UserError(
+                f"learner {learner} does not use the observation group {name!r} ({spec.dtype}, shape {spec.shape}): "
+                'its networks take vectors of floats, from the groups "policy" and "critic"'
+            )
+    return {name: spec.shape[0] for name, spec in env.observation_spec.items()}
+
+
 class Stepper:
     """Steps an env, on CUDA by one graph, and keeps what a library should not have to: the latest observations, the
     sums over episodes that ended, and the seed of each iteration."""
@@ -45,20 +79,16 @@ class Stepper:
         self.env, self.group, self._seed = env, group, seed
         self.share = env.num_envs / sum(group.everyone(env.num_envs))
         """This rank's part of all worlds."""
-        self._latest = {name: obs.clone() for name, obs in env.reset().items()}
-        self._actions = torch.zeros(env.num_envs, env.actions, device=env.device)
+        self._latest = LatestObservations(env)
+        self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
         self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
-        self._recorder = Recorder(env, self._latest)
+        self._recorder = Recorder(env, self._latest.groups)
         self._graph = capture(lambda: self.take(self._actions), env.device, warp=True) if env.capturable else None
 
     @property
     def obs(self) -> dict[str, Tensor]:
         """What to act on next, by group; fresh."""
-        return {name: obs.clone() for name, obs in self._latest.items()}
-
-    def widths(self) -> dict[str, int]:
-        """Of each group of observations."""
-        return {name: obs.shape[1] for name, obs in self._latest.items()}
+        return {name: obs.clone() for name, obs in self._latest.groups.items()}
 
     def begin(self, iteration: int, steps: int = 0) -> None:
         """An iteration, the numbers of whose next `steps` are drawn at once. Torch's own generator, which the libraries
@@ -68,9 +98,10 @@ class Stepper:
         spread = (mixed * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
         torch.manual_seed(int(spread) % 2**63)
         self._tally.zero_()
-        self._recorder.begin(self._latest)
+        self._latest.start()
+        self._recorder.begin(self._latest.groups)
         if steps and self._graph is None:
-            self.env.prefetch(steps)
+            self.env.prefetch_random(steps)
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
@@ -91,8 +122,7 @@ class Stepper:
     def take(self, actions: Tensor) -> Step:
         """The same as `step`, as a part of the caller's graph."""
         step = self.env.step(actions)
-        for name, obs in step.obs.items():
-            self._latest[name].copy_(obs)
+        self._latest.set(step.obs)
         self._recorder.add(step)
         done = (step.terminated | step.truncated).unsqueeze(1)
         ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
@@ -116,12 +146,11 @@ class Stepper:
 
     def state(self) -> dict[str, Any]:
         """The worlds' part of `Learner.state`."""
-        return {"obs": self.obs, "env": self.env.state()}
+        return self.env.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        seen = self.env.load_state(state["env"]) or state["obs"]
-        for name, obs in self._latest.items():
-            obs.copy_(seen[name])
+        self.env.load_state(state)
+        self._latest.set(self.env.observe())
 
 
 def same_on_all_ranks(group: Group, tensors: list[Tensor]) -> None:

@@ -17,7 +17,7 @@ from paceline.run.directory import AUTO, write_atomically
 from paceline.validation import parse_json, shown
 
 _FORMAT = "paceline-checkpoint"
-_VERSION = 1
+_VERSION = 2
 _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"iteration_\d{1,18}")
 # Between the keys of nested dicts, in a tensor's name.
@@ -52,7 +52,10 @@ def load(file: Path) -> dict[str, Any]:
                 raise _broken(file, "is not a Paceline checkpoint")
             version = header.get("version", "no number")
             if version != str(_VERSION):
-                raise _broken(file, f"has format version {shown(version)}, this Paceline reads {_VERSION}")
+                raise UserError(
+                    f"checkpoint {file} has format version {shown(version)}, this Paceline reads {_VERSION}: "
+                    "continue the run with the version that wrote it, or start a new run"
+                )
             state: dict[str, Any] = {}
             for name in content.keys():  # noqa: SIM118 (not a dict)
                 _put(state, name, content.get_tensor(name))

@@ -82,8 +82,8 @@ def _order_before(directory: Path, now: int) -> None:
 class ConsoleProgress:
     """A live bar on a terminal; elsewhere a plain line now and then."""
 
-    def __init__(self, console: Console, first_iteration: int, iterations: int, episode_steps: int):
-        self._console, self._iterations, self._episode_steps = console, iterations, episode_steps
+    def __init__(self, console: Console, first_iteration: int, iterations: int, max_episode_steps: int):
+        self._console, self._iterations, self._episode_steps = console, iterations, max_episode_steps
         self._started, self._first, self._printed = time.monotonic(), first_iteration, -PLAIN_SECONDS
         self._bar: Progress | None = None
         if console.is_terminal:

@@ -28,7 +28,7 @@ class Cartpole:
     """Largest tilt at the start; at `max_angle` the episode ends."""
     max_angle: float = 0.5 * math.pi
 
-    actions = 1
+    num_actions = 1
     reset_numbers = 1
 
     def __post_init__(self) -> None:

@@ -88,7 +88,7 @@ def _make(
     num_envs: int,
     device: torch.device,
     seed: int,
-    first_world: int,
+    first_env: int,
     render_mode: str | None = None,
 ) -> GymnasiumEnv:
     import gymnasium
@@ -117,7 +117,7 @@ def _make(
             # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them: close their pipes
             # first.
             util.Finalize(None, _close_pipes, args=(cast("Any", envs).parent_pipes,), exitpriority=0)
-        return GymnasiumEnv(envs, device, seed, first_world)
+        return GymnasiumEnv(envs, device, seed, first_env)
     except UserError:
         raise
     except Exception as error:

@@ -57,7 +57,7 @@ class TaskEntry(Entry):
 class MakeEnv(Protocol):
     """Makes an env from an instance of `Entry.task`; the class of the env itself may be one."""
 
-    def __call__(self, options: Any, /, num_envs: int, device: torch.device, seed: int, first_world: int) -> VecEnv: ...
+    def __call__(self, options: Any, /, num_envs: int, device: torch.device, seed: int, first_env: int) -> VecEnv: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class EnvEntry(Entry):
     engine: str = field(kw_only=True)
     """What the run's result says of it."""
     drawn: MakeEnv | None = field(default=None, kw_only=True)
-    """Makes one that can be drawn, a `DrawnEnv`, for `paceline play`."""
+    """Makes one that can be drawn, a `RenderableEnv`, for `paceline play`."""
 
 
 def names() -> list[str]:

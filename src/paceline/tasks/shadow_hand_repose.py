@@ -52,7 +52,7 @@ class ShadowHandRepose:
     start_angles: float = 0.2
     """The joints start within this part of their ranges, about zero."""
 
-    actions = len(shadow_hand.MOTORS)
+    num_actions = len(shadow_hand.MOTORS)
     reset_numbers = 3 + 2 + 2 + _JOINTS
     step_numbers = 2
 

@@ -67,8 +67,8 @@ class Scores:
     """World 0's episodes, from what the env logs."""
 
     def __init__(self, env: VecEnv):
-        self._names, self._control_seconds = env.log_names, env.control_seconds
-        self._stretch = max(1, round(REFRESH_SECONDS / env.control_seconds))
+        self._names, self._control_seconds = env.log_names, env.step_seconds
+        self._stretch = max(1, round(REFRESH_SECONDS / env.step_seconds))
         self._row = self._marked = np.zeros(len(self._names))
         self.running, self.ended = Episode(), list[Episode]()
         self.lately: dict[str, float] = {}

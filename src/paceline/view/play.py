@@ -26,7 +26,7 @@ from paceline.build import OURS, Elsewhere, playable
 from paceline.device.gpus import gpu_uuid
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Command
-from paceline.env.vec_env import DrawnEnv, VecEnv
+from paceline.env.vec_env import RenderableEnv, VecEnv
 from paceline.errors import UserError
 from paceline.run.directory import RunDir, write_atomically
 from paceline.view.opengl import egl_index
@@ -73,9 +73,9 @@ def record(
     env, file = found.env, video or RunDir(found.folder).videos / f"iteration_{found.iteration:04d}.mp4"
     _check_place(file)
 
-    steps = max(1, round(seconds / env.control_seconds))
+    steps = max(1, round(seconds / env.step_seconds))
     act = _Act(env, found.policy, steps)
-    stride, rate = frame_rate(env.control_seconds)
+    stride, rate = frame_rate(env.step_seconds)
     with _painter(env, width, height, arrows=overlay) as picture:
         pictures = (picture() for _ in act.play(stride))
         if overlay and height >= SMALLEST_HEIGHT:
@@ -83,12 +83,12 @@ def record(
         content = _encode(pictures, width, height, rate)
     _write(file, content)
     ended, all_of_them = len(act.scores.ended), act.scores.all()
-    return Shown(file, steps * env.control_seconds, ended, act.total_reward / steps, all_of_them)
+    return Shown(file, steps * env.step_seconds, ended, act.total_reward / steps, all_of_them)
 
 
-def frame_rate(control_seconds: float) -> tuple[int, Fraction]:
+def frame_rate(step_seconds: float) -> tuple[int, Fraction]:
     """Show every so many-th control step, at so many frames a second, so that the video runs in real time."""
-    rate = 1.0 / control_seconds
+    rate = 1.0 / step_seconds
     # A rate of 60 that rounding has made slightly larger still gives a frame for every step.
     stride = max(1, math.ceil(rate / MOST_FRAMES_PER_SECOND - 1e-6))
     return stride, Fraction(rate / stride).limit_denominator(1001)
@@ -135,7 +135,7 @@ def _painter(env: VecEnv, width: int, height: int, arrows: bool) -> Iterator[Cal
     if not isinstance(env, RobotEnv):
         # By `trained`, where an env is to be drawn.
         with _told_what_draws():
-            yield partial(_own_picture, cast("DrawnEnv", env), width, height)
+            yield partial(_own_picture, cast("RenderableEnv", env), width, height)
         return
     world, velocities = mujoco.MjData(env.sim.model), Arrows(env.sim.model)
     with Camera(env.sim.model, width, height) as camera:
@@ -143,15 +143,15 @@ def _painter(env: VecEnv, width: int, height: int, arrows: bool) -> Iterator[Cal
         def picture() -> np.ndarray:
             command = command_of(env)
             _copy_state(env, command, world)
-            return camera.picture(world, velocities.of(command, world) if arrows else ())
+            return camera.render(world, velocities.of(command, world) if arrows else ())
 
         yield picture
 
 
-def _own_picture(env: DrawnEnv, width: int, height: int) -> np.ndarray:
+def _own_picture(env: RenderableEnv, width: int, height: int) -> np.ndarray:
     """As large as fits, on black."""
     try:
-        drawn = env.picture()
+        drawn = env.render()
     except Exception as error:
         # Each simulator fails in its own way; what it needs, it says itself.
         raise UserError(f"the environment cannot be drawn: {' '.join(str(error).split())}") from error
@@ -216,7 +216,7 @@ class Camera:
             raise _cannot_draw(f"{context_class.__module__} says: {error}") from None
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
-    def picture(self, world: mujoco.MjData, arrows: Sequence[Arrow] = ()) -> np.ndarray:
+    def render(self, world: mujoco.MjData, arrows: Sequence[Arrow] = ()) -> np.ndarray:
         """RGB, uint8 [height, width, 3]."""
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(self._model, world, self._option, None, self._view, everything, self._scene)

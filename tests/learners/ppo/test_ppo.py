@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.vec_env import Step, VecEnv
+from paceline.env.vec_env import Step, TensorSpec, VecEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.returns import advantages
 from paceline.learners.ppo.settings import PpoSettings
@@ -18,8 +18,8 @@ from paceline.tasks.cartpole import Cartpole
 SMALL = PpoSettings(horizon=8, epochs=2, minibatches=4, hidden=(16, 16))
 
 
-def make(num_envs: int = 6, config: PpoSettings = SMALL, seed: int = 3, first_world: int = 0) -> Ppo:
-    return Ppo(RobotEnv(Cartpole(), num_envs, seed=seed, first_world=first_world), config, seed)
+def make(num_envs: int = 6, config: PpoSettings = SMALL, seed: int = 3, first_env: int = 0) -> Ppo:
+    return Ppo(RobotEnv(Cartpole(), num_envs, seed=seed, first_env=first_env), config, seed)
 
 
 def test_advantages_equal_the_sum_of_discounted_surprises():
@@ -86,7 +86,7 @@ def test_a_minibatch_takes_equal_shares_from_every_world():
 
 
 def test_worlds_act_the_same_however_they_are_spread_over_ranks():
-    whole, left, right = make(6), make(2), make(4, first_world=2)
+    whole, left, right = make(6), make(2), make(4, first_env=2)
     together, a, b = whole._collect(), left._collect(), right._collect()
     for name in ("obs", "action", "reward"):
         torch.testing.assert_close(getattr(together, name), torch.cat((getattr(a, name), getattr(b, name)), dim=1))
@@ -110,27 +110,28 @@ def test_a_desired_divergence_of_zero_keeps_the_learning_rate():
 class TwoSided:
     """A dozen lines of env whose critic sees the hidden target that the policy does not."""
 
-    num_envs, first_world, actions, episode_steps, device = 16, 0, 2, 5, torch.device("cpu")
+    num_envs, first_env, num_actions, max_episode_steps, device = 16, 0, 2, 5, torch.device("cpu")
     log_names: tuple[str, ...] = ("length", "return")
-    control_seconds, capturable = 0.02, False
+    step_seconds, capturable = 0.02, False
 
     def __init__(self) -> None:
         self._step = torch.zeros((), dtype=torch.int64)
+        self.observation_spec = {"policy": TensorSpec((3,)), "critic": TensorSpec((5,))}
 
-    def _obs(self) -> dict[str, Tensor]:
+    def observe(self) -> dict[str, Tensor]:
         policy = torch.full((self.num_envs, 3), float(self._step))
         return {"policy": policy, "critic": torch.cat((policy, torch.ones(self.num_envs, 2)), dim=1)}
 
     def reset(self) -> dict[str, Tensor]:
-        return self._obs()
+        return self.observe()
 
     def step(self, actions: Tensor) -> Step:
         self._step += 1
         off = torch.zeros(self.num_envs, dtype=torch.bool)
         reward = -(actions - 0.5).square().sum(1)
-        return Step(self._obs(), reward, off, off, self._obs(), torch.zeros(self.num_envs, 2))
+        return Step(self.observe(), reward, off, off, self.observe(), torch.zeros(self.num_envs, 2))
 
-    def prefetch(self, steps: int) -> None: ...
+    def prefetch_random(self, steps: int) -> None: ...
 
     def faults(self) -> Tensor:
         return torch.zeros(2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.vec_env import Step, VecEnv
+from paceline.env.vec_env import Step, TensorSpec, VecEnv
 from paceline.errors import UserError
 from paceline.learners.rl_games.learner import RlGames
 from paceline.learners.rl_games.settings import RlGamesSettings
@@ -25,29 +25,32 @@ SMALL = RlGamesSettings(horizon_length=8, minibatch_size_per_env=4, mini_epochs=
 class Hidden:
     """Each step is an episode, whose reward the critic sees beforehand and the policy does not."""
 
-    actions, episode_steps, device = 2, 1, torch.device("cpu")
+    num_actions, max_episode_steps, device = 2, 1, torch.device("cpu")
     log_names: tuple[str, ...] = ("length", "return")
-    control_seconds, capturable = 0.02, False
+    step_seconds, capturable = 0.02, False
 
     def __init__(self, worlds: range = range(10), truncates: bool = False) -> None:
-        self.num_envs, self.first_world, self._truncates = len(worlds), worlds.start, truncates
+        self.num_envs, self.first_env, self._truncates = len(worlds), worlds.start, truncates
+        self.observation_spec = {"policy": TensorSpec((3,)), "critic": TensorSpec((4,))}
         self._worlds, self._step = torch.tensor(worlds), torch.zeros((), dtype=torch.int64)
 
-    def obs(self) -> dict[str, Tensor]:
+    def observe(self) -> dict[str, Tensor]:
         coming = torch.cos(self._worlds + 7.0 * self._step).unsqueeze(1)
         blind = torch.ones(self.num_envs, 3)
         return {"policy": blind, "critic": torch.cat((blind, coming), dim=1)}
 
     def reset(self) -> dict[str, Tensor]:
-        return self.obs()
+        return self.observe()
 
     def step(self, actions: Tensor) -> Step:
-        reward = self.obs()["critic"][:, 3].clone()
+        reward = self.observe()["critic"][:, 3].clone()
         self._step += 1
         cut = torch.full((self.num_envs,), self._truncates)
-        return Step(self.obs(), reward, ~cut, cut, self.obs(), torch.stack((torch.ones_like(reward), reward), dim=1))
+        return Step(
+            self.observe(), reward, ~cut, cut, self.observe(), torch.stack((torch.ones_like(reward), reward), dim=1)
+        )
 
-    def prefetch(self, steps: int) -> None: ...
+    def prefetch_random(self, steps: int) -> None: ...
 
     def faults(self) -> Tensor:
         return torch.zeros(2)
@@ -60,7 +63,7 @@ class Hidden:
 
 
 def cartpole(worlds: range = range(6)) -> RobotEnv:
-    return RobotEnv(Cartpole(episode_seconds=0.4), len(worlds), seed=3, first_world=worlds.start)
+    return RobotEnv(Cartpole(episode_seconds=0.4), len(worlds), seed=3, first_env=worlds.start)
 
 
 def make(env: VecEnv | None = None, **changes: Any) -> RlGames:
@@ -148,7 +151,7 @@ def test_the_critic_may_see_more_than_the_policy():
     env = Hidden()
     learner = make(env, lr_schedule="none", learning_rate=3e-3)
     metrics = [learner.learn() for _ in range(25)][-1]
-    states = env.obs()["critic"]
+    states = env.observe()["critic"]
     torch.testing.assert_close(learner._agent.get_central_value({"states": states}), states[:, 3:], atol=0.1, rtol=0.0)
     assert metrics["loss/value"] < 0.02
     assert learner.policy()(torch.ones(4, 3)).shape == (4, 2)
@@ -176,7 +179,7 @@ def learn_as_rank() -> dict[str, Any]:
             agent = learner._agent
             found[run].append(
                 {
-                    "state": {name: part for name, part in learner.state().items() if name != "worlds"},
+                    "state": {name: part for name, part in learner.state().items() if name != "envs"},
                     "rate": agent.last_lr,
                     "obs": agent.experience_buffer.tensor_dict["obses"].flatten(0, 1).clone(),
                     "advantages": agent.dataset.values_dict["advantages"].clone(),

@@ -24,7 +24,7 @@ def stock(ours: RslRl, config: RslRlSettings) -> PPO:
     groups = {"actor": ["policy"], "critic": ["policy"]}
     network = (config.hidden_dims, config.activation, config.obs_normalization)
     noise = {"class_name": "GaussianDistribution", "init_std": config.init_std, "std_type": config.std_type}
-    actor = MLPModel(obs, groups, "actor", ours.env.actions, *network, noise)
+    actor = MLPModel(obs, groups, "actor", ours.env.num_actions, *network, noise)
     critic = MLPModel(obs, groups, "critic", 1, *network)
     actor.load_state_dict(algorithm.actor.state_dict())
     critic.load_state_dict(algorithm.critic.state_dict())
@@ -87,7 +87,7 @@ def advantages_of_ranks() -> dict[str, Tensor | int]:
     torch.set_num_threads(1)
     group = Group(this_rank(()))
     own = shares(24, group.size)[group.rank.index]
-    learner = RslRl(RobotEnv(Cartpole(), len(own), first_world=own.start), SMALL, 0, group)
+    learner = RslRl(RobotEnv(Cartpole(), len(own), first_env=own.start), SMALL, 0, group)
     before = group.collectives
     learner.learn()
     found = {"advantages": learner.algorithm.storage.advantages, "collectives": group.collectives - before}

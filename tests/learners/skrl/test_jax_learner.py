@@ -72,7 +72,7 @@ class Seeing(Cartpole):
 def make(config: SkrlSettings = SMALL, task: Cartpole = SHORT, group: Group | None = None) -> SkrlJax:
     group = group or Group(Rank())
     worlds = shares(WORLDS + group.size - 1, group.size)[group.rank.index]
-    env = Taped(task, len(worlds), seed=SEED, first_world=worlds.start)
+    env = Taped(task, len(worlds), seed=SEED, first_env=worlds.start)
     return SkrlJax(env, config, SEED, group)
 
 
@@ -250,7 +250,7 @@ def learn_as_rank() -> dict[str, Any]:
     found["collectives"] += group.collectives
     values = [learner.learn() for _ in range(3)]
     found |= {"values": values[-1], "worlds": learner.env.num_envs}
-    found["common"] = leaves({key: part for key, part in learner.state().items() if key != "worlds"})
+    found["common"] = leaves({key: part for key, part in learner.state().items() if key != "envs"})
     group.close()
     return found
 

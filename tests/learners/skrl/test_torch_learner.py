@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.vec_env import Step
+from paceline.env.vec_env import Step, TensorSpec
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.learners.skrl.torch_learner import SkrlTorch
 from paceline.tasks.cartpole import Cartpole
@@ -28,33 +28,37 @@ SMALL = SkrlSettings(rollouts=8, learning_epochs=2, mini_batches=4, layers=(16, 
 class Cut:
     """Every third step all episodes are cut, far from where the next ones start; the critic sees two columns more."""
 
-    first_world, actions, episode_steps, device = 0, 2, 3, torch.device("cpu")
+    first_env, num_actions, max_episode_steps, device = 0, 2, 3, torch.device("cpu")
     log_names: tuple[str, ...] = ("length", "return")
-    control_seconds, capturable = 0.02, False
+    step_seconds, capturable = 0.02, False
 
-    def __init__(self, num_envs: int = 6, first_world: int = 0) -> None:
-        self.num_envs, self.first_world = num_envs, first_world
+    def __init__(self, num_envs: int = 6, first_env: int = 0) -> None:
+        self.num_envs, self.first_env = num_envs, first_env
         self.steps: list[Step] = []
+        self.observation_spec = {"policy": TensorSpec((2,)), "critic": TensorSpec((4,))}
         self._step = torch.zeros((), dtype=torch.int64)
 
     def _obs(self, place: int) -> dict[str, Tensor]:
-        world = torch.arange(self.first_world, self.first_world + self.num_envs, dtype=torch.float32)
+        world = torch.arange(self.first_env, self.first_env + self.num_envs, dtype=torch.float32)
         policy = torch.stack((world, torch.full_like(world, place)), dim=1)
         return {"policy": policy, "critic": torch.cat((policy, -policy), dim=1)}
+
+    def observe(self) -> dict[str, Tensor]:
+        return self._obs(int(self._step) % self.max_episode_steps)
 
     def reset(self) -> dict[str, Tensor]:
         return self._obs(0)
 
     def step(self, actions: Tensor) -> Step:
         self._step += 1
-        place = int(self._step) % self.episode_steps
+        place = int(self._step) % self.max_episode_steps
         cut = torch.full((self.num_envs,), place == 0)
         final = self._obs(20 if place == 0 else place)
         reward, log = -actions.square().sum(1), torch.zeros(self.num_envs, 2)
         self.steps.append(Step(self._obs(place), reward, torch.zeros_like(cut), cut, final, log))
         return self.steps[-1]
 
-    def prefetch(self, steps: int) -> None: ...
+    def prefetch_random(self, steps: int) -> None: ...
 
     def faults(self) -> Tensor:
         return torch.zeros(2)
@@ -243,7 +247,7 @@ def learn_on_a_rank(worlds: list[int]) -> dict[str, Any]:
     assert_same(learner.state(), resumed.state())
 
     agent, state = learner._agent, learner.state()
-    del state["worlds"]
+    del state["envs"]
     advantages = agent.memory.tensors["advantages"].clone()
     for parameter in learner._networks.parameters():
         parameter.grad = torch.full_like(parameter, float(rank.index))

@@ -139,7 +139,7 @@ def test_standing_still_earns_alive_up_and_heading():
 @both
 def test_progress_is_twice_the_speed_towards_the_target(task: Running):
     env = placed(task, height=3.0, speed=4.0)
-    step = env.step(torch.zeros(1, env.actions))
+    step = env.step(torch.zeros(1, env.num_actions))
     log = dict(zip(env.log_names, step.log[0].tolist(), strict=True))
     assert log["reward/progress"] == pytest.approx(8.0, rel=0.02)
     assert log["measure/speed"] == pytest.approx(4.0, rel=0.02)
@@ -152,7 +152,7 @@ def test_progress_sums_up_to_the_way_that_was_made(task: Running):
     place = env.log_names.index("reward/progress")
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
-        step = env.step(torch.randn(4, env.actions, generator=generator))
+        step = env.step(torch.randn(4, env.num_actions, generator=generator))
         assert not step.terminated.any()
         earned = step.log[:, place]
     torch.testing.assert_close(earned, (env.sim.qpos[:, 0] - begun) * 120.0, atol=0.05, rtol=0.01)
@@ -181,8 +181,8 @@ def test_actions_and_the_work_they_do_cost(task: Running):
     state["sim/qvel"][0, 6:] = -2.0
     env.load_state(state)
     terms = rewards(env)
-    assert terms["action"] == pytest.approx(-task.action_cost * 0.25 * env.actions, rel=1e-4)
-    assert terms["energy"] == pytest.approx(-0.05 * task.joint_speed_scale * 1.0 * env.actions, rel=1e-4)
+    assert terms["action"] == pytest.approx(-task.action_cost * 0.25 * env.num_actions, rel=1e-4)
+    assert terms["energy"] == pytest.approx(-0.05 * task.joint_speed_scale * 1.0 * env.num_actions, rel=1e-4)
 
 
 @both
@@ -213,7 +213,7 @@ def test_a_low_torso_ends_the_episode(task: Running, height: float):
 
 def test_a_limp_humanoid_falls():
     env = RobotEnv(Humanoid(), 8)
-    fell = torch.stack([env.step(torch.zeros(8, env.actions)).terminated for _ in range(180)])
+    fell = torch.stack([env.step(torch.zeros(8, env.num_actions)).terminated for _ in range(180)])
     assert fell.any(0).all()
 
 
@@ -259,7 +259,7 @@ def test_joint_angles_are_seen_within_their_ranges(task: Running):
     state["sim/qvel"][0, 6] = 3.0
     state["action"][0, 0] = 0.25
     env.load_state(state)
-    seen, joints = task.observe(env._worlds)["policy"][0], env.actions
+    seen, joints = task.observe(env._worlds)["policy"][0], env.num_actions
     assert len(seen) == 12 + 3 * joints
     assert seen[12:15].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
     assert seen[12 + joints].item() == pytest.approx(3.0 * task.joint_speed_scale)
@@ -273,7 +273,7 @@ def test_joint_angles_are_seen_within_their_ranges(task: Running):
 def test_flailing_about_stays_finite(task: Running):
     env, generator = RobotEnv(task, 16, seed=2), torch.Generator().manual_seed(2)
     for _ in range(150):
-        step = env.step(2.0 * torch.randn(16, env.actions, generator=generator))
+        step = env.step(2.0 * torch.randn(16, env.num_actions, generator=generator))
         assert torch.isfinite(step.obs["policy"]).all()
         assert torch.isfinite(step.reward).all()
     assert env.faults().tolist() == [0.0, 0.0]

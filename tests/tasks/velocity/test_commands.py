@@ -18,7 +18,7 @@ VELOCITY_TASKS = [name for name in registry.names() if issubclass(registry.find(
 
 def commands(obs: dict[str, Tensor], task: Velocity) -> Tensor:
     """The command in an observation of the critic, which is not noisy, [env, 3]."""
-    sensed = 9 + 2 * task.actions
+    sensed = 9 + 2 * task.num_actions
     return obs["critic"][:, sensed : sensed + 3]
 
 
@@ -46,7 +46,7 @@ def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw
     before = torch.zeros(ENVS)
     for _ in range(STEPS):
         command = commands(seen, task)
-        step = env.step(torch.zeros(ENVS, env.actions))
+        step = env.step(torch.zeros(ENVS, env.num_actions))
         assert torch.equal(used[-1], command)
         assert torch.equal(commands(step.final_obs, task), command)
         turn_error = (step.final_obs["critic"][:, 5] - command[:, 2]).abs()
@@ -63,7 +63,7 @@ def test_the_last_observation_of_a_hand_shows_the_goal_that_was_reached():
     goal = env.reset()["critic"][:, 64:68]
     changed = 0
     for _ in range(10):
-        step = env.step(torch.zeros(32, env.actions))
+        step = env.step(torch.zeros(32, env.num_actions))
         assert torch.equal(step.final_obs["critic"][:, 64:68], goal)
         goes_on = ~(step.terminated | step.truncated)
         changed += int(((step.obs["critic"][:, 64:68] != goal).any(1) & goes_on).sum())

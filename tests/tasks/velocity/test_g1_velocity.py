@@ -19,12 +19,12 @@ QUIET = G1Velocity(noise=0.0, push_seconds=0.0, randomize=False)
 
 
 def still(env: RobotEnv) -> Tensor:
-    return torch.zeros(env.num_envs, env.actions)
+    return torch.zeros(env.num_envs, env.num_actions)
 
 
 def terms(env: RobotEnv) -> dict[str, Tensor]:
     nobody = torch.zeros(env.num_envs, dtype=torch.bool)
-    return {name: term / env.control_seconds for name, term in env.task.reward(env._worlds, nobody).items()}
+    return {name: term / env.step_seconds for name, term in env.task.reward(env._worlds, nobody).items()}
 
 
 def test_the_settings_hold():
@@ -34,7 +34,7 @@ def test_the_settings_hold():
 
 @pytest.mark.parametrize("task", [G1Velocity(), Go1Velocity(decimation=2)])
 def test_a_control_step_takes_as_long_as_the_task_reckons(task: Velocity):
-    assert RobotEnv(task, 1).control_seconds == pytest.approx(task.control_seconds)
+    assert RobotEnv(task, 1).step_seconds == pytest.approx(task.step_seconds)
 
 
 def test_it_stands_for_a_moment_without_a_policy():
@@ -101,7 +101,7 @@ def ends(env: RobotEnv, steps: int, missed: float) -> Tensor:
 
 def test_commands_grow_for_those_who_follow_and_shrink_for_those_who_fall():
     env = RobotEnv(QUIET, 4)
-    whole = env.episode_steps
+    whole = env.max_episode_steps
     assert (env._memory["range"] == 0.5).all()
     assert (env._memory["command"].abs() <= 0.5 * torch.tensor((1.0, 0.5, 1.0))).all()
     env._memory["range"].fill_(0.7)

@@ -49,7 +49,7 @@ def speeds(steps: list[Step]) -> Tensor:
 def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
     """With noise, pushes, and worlds that differ, as it was trained."""
     env = RobotEnv(Go1Velocity(episode_seconds=8.0), 24, seed=5)
-    steps = walk(env, env.episode_steps)
+    steps = walk(env, env.max_episode_steps)
     assert not torch.stack([step.terminated for step in steps]).any()
     assert steps[-1].truncated.all()
     means = dict(zip(env.log_names, steps[-1].log.mean(0).tolist(), strict=True))
@@ -82,7 +82,7 @@ def test_commands_change_on_average_after_their_time():
     env = RobotEnv(dataclasses.replace(QUIET, command_seconds=0.5, standing=0.0), 64)
     changes, before = 0, env._memory["command"].clone()
     for _ in range(25):
-        ended = env.step(torch.zeros(64, env.actions)).terminated
+        ended = env.step(torch.zeros(64, env.num_actions)).terminated
         now = env._memory["command"].clone()
         changes += int(((now != before).any(1) & ~ended).sum())
         before = now
@@ -95,14 +95,14 @@ def test_a_fall_ends_the_episode():
     state = env.state()
     state["sim/qpos"][1, 2:7] = torch.tensor((0.2, 0.0, 1.0, 0.0, 0.0))
     env.load_state(state)
-    assert env.step(torch.zeros(3, env.actions)).terminated.tolist() == [False, True, False]
+    assert env.step(torch.zeros(3, env.num_actions)).terminated.tolist() == [False, True, False]
 
 
 def test_pushes_come_and_change_the_velocity():
     env = RobotEnv(dataclasses.replace(QUIET, push_seconds=0.2), 32)
     seen = []
     for _ in range(20):
-        env.step(torch.zeros(32, env.actions))
+        env.step(torch.zeros(32, env.num_actions))
         seen.append(env._memory["push"].clone())
     pushed = torch.stack(seen).ne(0.0).any(2).float().mean()
     assert pushed == pytest.approx(0.1, abs=0.04)
@@ -112,7 +112,7 @@ def test_pushes_come_and_change_the_velocity():
 def test_the_policy_sees_noise_and_the_critic_does_not():
     loud, quiet = (RobotEnv(dataclasses.replace(QUIET, noise=noise), 16) for noise in (1.0, 0.0))
     for env in (loud, quiet):
-        env.step(torch.zeros(16, env.actions))
+        env.step(torch.zeros(16, env.num_actions))
     noisy, clean = (env._fresh_observations() for env in (loud, quiet))
     assert torch.equal(noisy["critic"], clean["critic"])
     off = (noisy["policy"] - clean["policy"]).abs()
@@ -183,7 +183,7 @@ def test_the_policy_sees_late_and_more_at_once_if_so_asked():
 
 def test_what_is_shown_is_the_command_beside_what_the_robot_does():
     env = RobotEnv(QUIET, 3)
-    env.step(torch.ones(3, env.actions))
+    env.step(torch.ones(3, env.num_actions))
     command, velocity = env.worlds.memory["command"], env.worlds.sensor("velocity")
     shown = QUIET.shown(env.worlds)
     assert shown.velocity is not None

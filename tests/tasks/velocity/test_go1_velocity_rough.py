@@ -24,7 +24,7 @@ POINTS = 11 * 7
 
 
 def stand(env: RobotEnv) -> Tensor:
-    return torch.zeros(env.num_envs, env.actions)
+    return torch.zeros(env.num_envs, env.num_actions)
 
 
 def levels(env: RobotEnv) -> list[float]:
@@ -96,7 +96,7 @@ def at_the_end(env: RobotEnv, level: Tensor, kind: Tensor) -> dict[str, Tensor]:
     ground = QUIET.terrain.height_at(table, state["sim/qpos"][:, 0], state["sim/qpos"][:, 1])
     state["sim/qpos"][:, 2] = QUIET.legged.height + ground
     state["memory/command"].zero_()
-    state["episode_step"].fill_(env.episode_steps - 1)
+    state["episode_step"].fill_(env.max_episode_steps - 1)
     return state
 
 
@@ -153,7 +153,7 @@ def test_levels_rise_when_a_policy_walks():
     env = RobotEnv(task, 24, seed=1)
     policy, obs = torch.jit.load(POLICY), env.reset()
     with torch.inference_mode():
-        for _ in range(env.episode_steps):
+        for _ in range(env.max_episode_steps):
             obs = env.step(policy(obs["policy"][:, :-POINTS])).obs
     assert env._memory["level"].mean() > 0.4
 
@@ -238,7 +238,7 @@ def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
 def test_levels_travel_with_their_worlds_to_other_ranks():
     task = Go1VelocityRough(episode_seconds=0.3)
     alone, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
-    halves = [RobotEnv(task, 3, first_world=first) for first in (0, 3)]
+    halves = [RobotEnv(task, 3, first_env=first) for first in (0, 3)]
     for _ in range(20):
         alone.step(torch.ones(6, 12))
     for half, worlds in zip(halves, (range(3), range(3, 6)), strict=True):

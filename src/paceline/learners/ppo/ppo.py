@@ -23,7 +23,7 @@ from paceline.learners.ppo.cpu_update import Twins
 from paceline.learners.ppo.objective import derived, divergence, log_prob, objective
 from paceline.learners.ppo.returns import advantages
 from paceline.learners.ppo.settings import LEARNING_RATES, PpoSettings
-from paceline.learners.rollout import Clock
+from paceline.learners.rollout import Clock, LatestObservations, vector_widths
 from paceline.tensors import random as draw
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture, fuse
@@ -66,13 +66,15 @@ class Ppo:
         self.env, self.config, self.seed, self.iteration = env, config, seed, 0
         self._group = group or Group(Rank())
         device = env.device
-        self._obs = {group: obs.clone() for group, obs in env.reset().items()}
-        self._critic_group = "critic" if "critic" in self._obs else "policy"
-        widths = {group: obs.shape[1] for group, obs in self._obs.items()}
+        self._latest = LatestObservations(env)
+        self._widths = widths = vector_widths(env, "ppo")
+        self._critic_group = "critic" if "critic" in widths else "policy"
         generator = torch.Generator().manual_seed(seed)
-        self.actor = mlp(widths["policy"], config.hidden, env.actions, config.activation, 0.01, generator).to(device)
+        self.actor = mlp(widths["policy"], config.hidden, env.num_actions, config.activation, 0.01, generator).to(
+            device
+        )
         self.critic = mlp(widths[self._critic_group], config.hidden, 1, config.activation, 1.0, generator).to(device)
-        self.log_std = nn.Parameter(torch.full((env.actions,), math.log(config.initial_std), device=device))
+        self.log_std = nn.Parameter(torch.full((env.num_actions,), math.log(config.initial_std), device=device))
         used = dict.fromkeys(("policy", self._critic_group))
         self.normalizers = {group: RunningStatistics(widths[group], device) for group in used}
 
@@ -91,7 +93,7 @@ class Ppo:
         # Tensors, because an operation with a number costs twice as much on a CPU.
         self._rate_bounds = torch.tensor((config.desired_kl / 2.0, config.desired_kl * 2.0), device=device).unbind(0)
         self._rate_factors = torch.tensor((1.5, 1.0, 1.0 / 1.5), device=device).unbind(0)
-        self._world = torch.arange(env.first_world, env.first_world + env.num_envs, device=device)
+        self._world = torch.arange(env.first_env, env.first_env + env.num_envs, device=device)
         # What the random numbers are counted by, so that none is drawn twice even if the settings change on the way.
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._epochs = torch.zeros_like(self._steps)
@@ -116,6 +118,7 @@ class Ppo:
     # One iteration
 
     def learn(self) -> dict[str, float]:
+        self._latest.start()
         clock = Clock(self.env.device)
         self._rollout = self._collect()
         clock.lap()
@@ -134,12 +137,12 @@ class Ppo:
 
     def _roll_out(self) -> Rollout:
         env = self.env
-        env.prefetch(self.config.horizon)
+        env.prefetch_random(self.config.horizon)
         noise = self._noise()
         pushes = noise * self.log_std.exp()
 
         # A copy, because the latest observations are written back into the original below.
-        obs = {group: first.clone() for group, first in self._obs.items()}
+        obs = {group: first.clone() for group, first in self._latest.groups.items()}
         seen, means, actions, steps = [], [], [], []
         for push in pushes.unbind(0):
             seen.append(obs)
@@ -149,8 +152,7 @@ class Ppo:
             actions.append(action)
             steps.append(result)
             obs = result.obs
-        for group, latest in obs.items():
-            self._obs[group].copy_(latest)
+        self._latest.set(obs)
 
         critic = self._critic_group
         critic_obs = torch.stack([o[critic] for o in (*seen, obs)])
@@ -204,7 +206,7 @@ class Ppo:
         """Standard normal numbers for an iteration's actions, [step, world, actions]."""
         horizon, env = self.config.horizon, self.env
         step = self._steps + torch.arange(horizon, device=env.device)[:, None]
-        return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.actions)
+        return draw.normal(self.seed, self._world, step, draw.Stream.ACTION, env.num_actions)
 
     def _pack_samples(self, rollout: Rollout) -> Tensor:
         """Everything a minibatch needs, one row per sample, [step * world, columns]; `_take_apart` undoes it."""
@@ -325,8 +327,8 @@ class Ppo:
 
     def _take_apart(self, minibatch: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """What `_pack_samples` packed: observations, the critic's, actions, their means, and four scalars."""
-        groups, actions = dict.fromkeys(("policy", self._critic_group)), self.env.actions
-        widths = [math.ceil(self._obs[group].shape[1] / self._columns) * self._columns for group in groups]
+        groups, actions = dict.fromkeys(("policy", self._critic_group)), self.env.num_actions
+        widths = [math.ceil(self._widths[group] / self._columns) * self._columns for group in groups]
         seen, rest = minibatch.tensor_split([sum(widths)], dim=1)
         obs, *others = seen.split(widths, dim=1)
         action, mean, scalars = rest[:, -2 * actions - 4 :].split((actions, actions, 4), dim=1)
@@ -370,7 +372,7 @@ class Ppo:
             "iteration": self.iteration,
             "steps": self._steps.clone(),
             "epochs": self._epochs.clone(),
-            "worlds": {"obs": {group: obs.clone() for group, obs in self._obs.items()}, "env": self.env.state()},
+            "envs": self.env.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -378,9 +380,8 @@ class Ppo:
         self._adam.load_state(state["adam"])
         self._steps.copy_(state["steps"])
         self._epochs.copy_(state["epochs"])
-        seen = self.env.load_state(state["worlds"]["env"]) or state["worlds"]["obs"]
-        for group, obs in self._obs.items():
-            obs.copy_(seen[group])
+        self.env.load_state(state["envs"])
+        self._latest.set(self.env.observe())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._adam.learning_rate.fill_(learning_rate)

@@ -28,6 +28,7 @@ from paceline.learners.rollout import (
     optimizer_state,
     same_on_all_ranks,
     set_learning_rate,
+    vector_widths,
 )
 from paceline.tensors.statistics import sums
 
@@ -83,7 +84,7 @@ class RlGames:
             },
             "optimizers": {name: optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
             "iteration": self.iteration,
-            "worlds": self._stepper.state(),
+            "envs": self._stepper.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -93,7 +94,7 @@ class RlGames:
         for name, optimizer in self._optimizers.items():
             load_optimizer_state(optimizer, state["optimizers"][name])
         self._agent.go_on_from(self.iteration)
-        self._stepper.load_state(state["worlds"])
+        self._stepper.load_state(state["envs"])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for optimizer in self._optimizers.values():
@@ -263,7 +264,7 @@ def _sums(group: Group, parts: Mapping[str, tuple[Tensor, Tensor | float]]) -> d
 def _parameters(stepper: Stepper, config: RlGamesSettings, folder: str) -> dict[str, Any]:
     """As a file for RL-Games would have them."""
     env, spaces = stepper.env, {}
-    for name, width in _renamed(stepper.widths()).items():
+    for name, width in _renamed(vector_widths(env, "rl_games")).items():
         spaces["observation_space" if name == "obs" else "state_space"] = Box(-torch.inf, torch.inf, (width,))
     mlp = {"units": config.units, "activation": config.activation, "initializer": {"name": "default"}}
     actions = {
@@ -284,7 +285,7 @@ def _parameters(stepper: Stepper, config: RlGamesSettings, folder: str) -> dict[
         "device": str(env.device),
         "num_actors": env.num_envs,
         "vec_env": _Worlds(stepper),
-        "env_info": spaces | {"action_space": Box(-1.0, 1.0, (env.actions,))},
+        "env_info": spaces | {"action_space": Box(-1.0, 1.0, (env.num_actions,))},
         "features": {"observer": AlgoObserver()},
         "reward_shaper": lambda reward: reward * config.reward_scale,
         # The tasks clamp by themselves.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import fold_normalizer
-from paceline.learners.rollout import Clock, Stepper, same_on_all_ranks
+from paceline.learners.rollout import Clock, Stepper, same_on_all_ranks, vector_widths
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
@@ -35,6 +35,7 @@ class RslRl:
 
     def __init__(self, env: VecEnv, config: RslRlSettings, seed: int, group: Group):
         self.env, self.config, self.iteration = env, config, 0
+        vector_widths(env, "rsl_rl")
         self._stepper = Stepper(env, seed, group)
         self.algorithm = _Algorithm(self._rows(self._stepper.obs), self._stepper, config, seed)
         collect, improve = torch.no_grad()(self._roll_out), torch.no_grad()(self.algorithm.improve)
@@ -57,7 +58,7 @@ class RslRl:
     def _roll_out(self) -> None:
         algorithm, steps = self.algorithm, self.config.num_steps_per_env
         algorithm.storage.clear()
-        self.env.prefetch(steps)
+        self.env.prefetch_random(steps)
         obs = self._rows(self._stepper.obs)
         for _ in range(steps):
             step = self._stepper.take(algorithm.act(obs))
@@ -87,7 +88,7 @@ class RslRl:
             },
             "adam": self.algorithm.adam.state(),
             "iteration": self.iteration,
-            "worlds": self._stepper.state(),
+            "envs": self._stepper.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -95,7 +96,7 @@ class RslRl:
         for name, network in self._networks().items():
             network.load_state_dict(state["networks"][name])
         self.algorithm.adam.load_state(state["adam"])
-        self._stepper.load_state(state["worlds"])
+        self._stepper.load_state(state["envs"])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self.algorithm.adam.learning_rate.fill_(learning_rate)
@@ -119,11 +120,11 @@ class _Algorithm(PPO):
         torch.manual_seed(seed)
         network = (config.hidden_dims, config.activation, config.obs_normalization)
         noise = {"class_name": _Gaussian, "init_std": config.init_std, "std_type": config.std_type}
-        actor = MLPModel(obs, groups, "actor", env.actions, *network, noise)
+        actor = MLPModel(obs, groups, "actor", env.num_actions, *network, noise)
         critic = MLPModel(obs, groups, "critic", 1, *network)
         for model in (actor, critic) if config.obs_normalization else ():
             model.obs_normalizer = _Normalizer(model.obs_dim, group)
-        storage = RolloutStorage("rl", env.num_envs, config.num_steps_per_env, obs, [env.actions], device)
+        storage = RolloutStorage("rl", env.num_envs, config.num_steps_per_env, obs, [env.num_actions], device)
         # Stock normalises advantages over this rank's samples, unless told that it comes later: see `improve`.
         super().__init__(
             actor,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.rollout import Clock, Stepper, same_on_all_ranks
+from paceline.learners.rollout import Clock, Stepper, same_on_all_ranks, vector_widths
 from paceline.learners.skrl.imports import without_launcher
 from paceline.learners.skrl.jax_arrays import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
 from paceline.learners.skrl.settings import SkrlSettings
@@ -89,7 +89,7 @@ class SkrlJax:
                 **{name: flat(moments) for name, moments in agent.adam.states.items()},
             },
             "iteration": self.iteration,
-            "worlds": self._stepper.state(),
+            "envs": self._stepper.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class SkrlJax:
         for name, adam in agent.adam.states.items():
             agent.adam.states[name] = unflat(adam, state["optimizer"][name])
         agent.policy_learning_rate = agent.value_learning_rate = state["optimizer"]["learning_rate"]
-        self._stepper.load_state(state["worlds"])
+        self._stepper.load_state(state["envs"])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._agent.policy_learning_rate = self._agent.value_learning_rate = learning_rate
@@ -150,7 +150,7 @@ class _Agent(PPO):
 
     def __init__(self, stepper: Stepper, config: SkrlSettings, device: JaxDevice):
         self._group, self._share, self._divergences = stepper.group, stepper.share, list[float]()
-        group, widths, actions = stepper.group, stepper.widths(), stepper.env.actions
+        group, widths, actions = stepper.group, vector_widths(stepper.env, "skrl_jax"), stepper.env.num_actions
         self.networks = make_networks(widths, actions, config, device)
         memory = _Memory(group, memory_size=config.rollouts, num_envs=stepper.env.num_envs, device=device)
         spaces = _spaces(widths, actions, device)

@@ -19,6 +19,7 @@ from paceline.learners.rollout import (
     optimizer_state,
     same_on_all_ranks,
     set_learning_rate,
+    vector_widths,
 )
 from paceline.learners.skrl.imports import without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
@@ -82,14 +83,14 @@ class SkrlTorch:
             "networks": {name: tensor.clone() for name, tensor in self._networks.state_dict().items()},
             "optimizer": optimizer_state(self._agent.optimizer),
             "iteration": self.iteration,
-            "worlds": self._stepper.state(),
+            "envs": self._stepper.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.iteration = state["iteration"]
         self._networks.load_state_dict(state["networks"])
         load_optimizer_state(self._agent.optimizer, state["optimizer"])
-        self._stepper.load_state(state["worlds"])
+        self._stepper.load_state(state["envs"])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self._agent.optimizer, learning_rate)
@@ -120,11 +121,11 @@ class _Agent(PPO):
     scheduler: "_Scheduler"
 
     def __init__(self, stepper: Stepper, config: SkrlSettings, seed: int):
-        env, widths = stepper.env, stepper.widths()
+        env, widths = stepper.env, vector_widths(stepper.env, "skrl")
         spaces: dict[str, Any] = {
             "observation_space": _space(widths["policy"]),
             "state_space": _space(widths["critic"]) if "critic" in widths else None,
-            "action_space": _space(env.actions),
+            "action_space": _space(env.num_actions),
             "device": env.device,
         }
         generator = torch.Generator().manual_seed(seed)
@@ -172,7 +173,7 @@ class _Agent(PPO):
 
 
 def _settings(config: SkrlSettings, stepper: Stepper) -> PPO_CFG:
-    widths = stepper.widths()
+    widths = vector_widths(stepper.env, "skrl")
     # PPO_CFG's own kl_threshold stays off: by it a rank would leave an epoch that the others go on with.
     same = ("rollouts", "learning_epochs", "mini_batches", "discount_factor", "learning_rate", "grad_norm_clip")
     same += ("ratio_clip", "value_clip", "entropy_loss_scale", "value_loss_scale", "time_limit_bootstrap")

@@ -72,12 +72,12 @@ class Running:
         finite_options(self)
 
     @property
-    def actions(self) -> int:
+    def num_actions(self) -> int:
         return len(self.robot.joints)
 
     @property
     def reset_numbers(self) -> int:
-        return 2 * self.actions
+        return 2 * self.num_actions
 
     def model(self) -> mujoco.MjModel:
         return scene(self.robot).compile()

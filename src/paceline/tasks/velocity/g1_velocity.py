@@ -76,7 +76,7 @@ class G1Velocity(Velocity):
         return start._replace(memory=start.memory | {"phase": uniform[:, :1]})
 
     def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        phase = worlds.memory["phase"] + self.control_seconds / self.stride_seconds
+        phase = worlds.memory["phase"] + self.step_seconds / self.stride_seconds
         return super().advance(worlds, uniform) | {"phase": phase - phase.floor()}
 
     def observe(self, worlds: Worlds) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ class G1Velocity(Velocity):
             "action_rate": -0.01 * (worlds.action - worlds.last_action).square().sum(1),
             "slip": -0.25 * self.slipping(worlds),
         }
-        return {name: term * self.control_seconds for name, term in each.items()} | {"fall": -2.0 * terminated.float()}
+        return {name: term * self.step_seconds for name, term in each.items()} | {"fall": -2.0 * terminated.float()}
 
     def _feet(self, worlds: Worlds) -> tuple[Tensor, Tensor]:
         """How high the feet are, and how high the clock wants them, metres, [world, 2] each."""

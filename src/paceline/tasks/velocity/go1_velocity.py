@@ -63,7 +63,7 @@ class Go1Velocity(Velocity):
             "thigh_contact": -1.0 * thighs,
             "still": -0.1 * (1.0 - moving) * bent,
         }
-        return {name: term * self.control_seconds for name, term in each.items()} | {"fall": -1.0 * terminated.float()}
+        return {name: term * self.step_seconds for name, term in each.items()} | {"fall": -1.0 * terminated.float()}
 
 
 ENTRY = TaskEntry(

@@ -114,7 +114,7 @@ class Go1VelocityRough(Go1Velocity):
             return anywhere
         level, reached, walked, asked = (worlds.memory[name] for name in ("level", "reached", "walked", "asked"))
         fell = self.terminated(worlds).unsqueeze(1)
-        to_the_end = (worlds.episode_step.unsqueeze(1) + 0.5) * self.control_seconds > self.episode_seconds
+        to_the_end = (worlds.episode_step.unsqueeze(1) + 0.5) * self.step_seconds > self.episode_seconds
         # A robot that turns in circles where it started has not seen its ground.
         up = to_the_end & ~fell & (walked > 0.75 * asked) & (reached > 0.25 * self.terrain.patch)
         down = fell | (to_the_end & (walked < 0.5 * asked))
@@ -134,8 +134,8 @@ class Go1VelocityRough(Go1Velocity):
         away = worlds.qpos[:, :2] - torch.cat(self.terrain.middle(memory["level"], memory["kind"]), dim=1)
         return super().advance(worlds, numbers) | {
             "reached": torch.maximum(memory["reached"], away.abs().amax(1, keepdim=True)),
-            "walked": memory["walked"] + along * self.control_seconds,
-            "asked": memory["asked"] + speed * self.control_seconds,
+            "walked": memory["walked"] + along * self.step_seconds,
+            "asked": memory["asked"] + speed * self.step_seconds,
             "scan_noise": 2.0 * noise - 1.0,
         }
 

@@ -117,12 +117,12 @@ class Velocity(ABC):
         )
 
     @property
-    def actions(self) -> int:
+    def num_actions(self) -> int:
         return len(self.legged.angles)
 
     @property
     def reset_numbers(self) -> int:
-        return 1 + 2 + 6 + 2 * self.actions + _COMMAND_NUMBERS
+        return 1 + 2 + 6 + 2 * self.num_actions + _COMMAND_NUMBERS
 
     @property
     def step_numbers(self) -> int:
@@ -131,10 +131,10 @@ class Velocity(ABC):
     @property
     def _sensed(self) -> int:
         """How many of the policy's observations are sensed, and so noisy."""
-        return len(_TRUNK_NOISE) + 2 * self.actions
+        return len(_TRUNK_NOISE) + 2 * self.num_actions
 
     @property
-    def control_seconds(self) -> float:
+    def step_seconds(self) -> float:
         return _TIMESTEP * self.decimation
 
     def constants(self) -> dict[str, tuple[float, ...]]:
@@ -142,7 +142,7 @@ class Velocity(ABC):
         return {
             "home": robot.angles,
             "height": (self._height(),),
-            "noise": (*_TRUNK_NOISE, *[_ANGLE_NOISE] * self.actions, *[_SPEED_NOISE] * self.actions),
+            "noise": (*_TRUNK_NOISE, *[_ANGLE_NOISE] * self.num_actions, *[_SPEED_NOISE] * self.num_actions),
             # Radians of an action of 1.
             "scale": tuple(self.action_scale * most / kp for most, kp in zip(robot.torque, robot.kp, strict=True)),
             "kp": robot.kp,
@@ -179,7 +179,7 @@ class Velocity(ABC):
         }
 
     def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        joints, home = self.actions, worlds.constants["home"]
+        joints, home = self.num_actions, worlds.constants["home"]
         yaw, place, speed, angles, speeds, command = uniform.split((1, 2, 6, joints, joints, _COMMAND_NUMBERS), dim=1)
         half = math.pi * (yaw - 0.5)
         nothing = torch.zeros_like(half)
@@ -195,19 +195,19 @@ class Velocity(ABC):
         _, push, noise = uniform.split((_COMMAND_NUMBERS, _PUSH_NUMBERS, self._sensed), dim=1)
         memory, touching = worlds.memory, self.touching(worlds)
         air, nothing = memory["air"], torch.zeros_like(memory["air"])
-        pushed = push[:, :1] * self.push_seconds < self.control_seconds
+        pushed = push[:, :1] * self.push_seconds < self.step_seconds
         strength = self.push_speed * (2.0 * push[:, 1:] - 1.0)
         return {
             "missed": memory["missed"] + self._miss(worlds).unsqueeze(1),
             "landed": torch.where(touching, air, nothing),
-            "air": torch.where(touching, nothing, air + self.control_seconds),
+            "air": torch.where(touching, nothing, air + self.step_seconds),
             "push": torch.where(pushed & (self.push_seconds > 0.0), strength, torch.zeros_like(strength)),
             "noise": 2.0 * noise - 1.0,
         }
 
     def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
         numbers, command = uniform[:, :_COMMAND_NUMBERS], worlds.memory["command"]
-        due = numbers[:, :1] < self.control_seconds / self.command_seconds
+        due = numbers[:, :1] < self.step_seconds / self.command_seconds
         sampled = self._command(worlds, worlds.memory["range"], numbers[:, 1:])
         return {"command": torch.where(due, sampled, command)}
 
@@ -217,7 +217,7 @@ class Velocity(ABC):
         if self.first_range == 1.0:
             return torch.ones_like(before)
         fell = self.terminated(worlds).unsqueeze(1)
-        to_the_end = ((steps + 0.5) * self.control_seconds > self.episode_seconds) & ~fell
+        to_the_end = ((steps + 0.5) * self.step_seconds > self.episode_seconds) & ~fell
         followed = worlds.memory["missed"] < 0.25 * steps
         change = 0.1 * (to_the_end & followed) - 0.05 * ~to_the_end
         return torch.where(before > 0.0, (before + change).clamp(self.first_range, 1.0), self.first_range)
