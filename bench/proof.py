@@ -134,7 +134,7 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
     """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
     config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
-    env, learner = build(config, Group(Rank()), range(episodes), watched=True)
+    env, learner = build(config, Group(Rank()), range(episodes), for_evaluation=True)
     learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
     policy, obs = learner.policy(), env.reset()
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)

@@ -39,7 +39,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.sharding import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import derived, divergence
@@ -225,7 +225,7 @@ def measure(
         launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in launched.items()})
     torch.set_num_threads(1)
-    group, worlds = Group(this_rank(())), shares(num_envs, ranks)[index]
+    group, worlds = Group(this_rank(())), shard_ranges(num_envs, ranks)[index]
     learners: dict[str, Paceline] = {}
     for scheme, kind in SCHEMES.items():
         env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_env=worlds.start, threads=1)
@@ -235,13 +235,13 @@ def measure(
     found: dict[str, dict[str, Any]] = {scheme: {"seconds": []} for scheme in SCHEMES}
     for _ in range(rounds):
         for scheme, learner in learners.items():
-            group.everyone(None)  # no clock runs before all ranks are here
+            group.all_gather(None)  # no clock runs before all ranks are here
             collectives, sync, began = group.collectives, learner.sync_seconds, time.perf_counter()
             for _ in range(iterations):
                 learner.learn()
             found[scheme]["seconds"].append((time.perf_counter() - began, learner.sync_seconds - sync))
             found[scheme]["collectives"] = group.collectives - collectives
-    everyones = group.to_main(found)
+    everyones = group.gather(found)
     group.close()
     if everyones:
         output.write_text(json.dumps(everyones))

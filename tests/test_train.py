@@ -193,7 +193,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_says_so(tmp_path: Path):
     ppo = SETTINGS | {"learning_rate": 1e30, "desired_kl": 0.0}
     with pytest.raises(TrainingFailedError, match=r"smaller --ppo\.learning-rate.*rank 0 on .*error\.log"):
         run(tmp_path / "run", 20, settings=ppo)
-    assert "UnusableNumberError" in (tmp_path / "run" / "error.log").read_text()
+    assert "NonFiniteError" in (tmp_path / "run" / "error.log").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
     assert "became" in result["cause"]
@@ -257,5 +257,5 @@ def test_a_checkpoint_of_other_sizes_is_refused_with_the_remedy(tmp_path: Path):
 
 def test_a_finished_run_asks_for_more_iterations(tmp_path: Path):
     run(tmp_path / "run", 2)
-    with pytest.raises(UserError, match="done 2 iterations already"):
+    with pytest.raises(UserError, match="completed 2 iterations: set --max-iterations"):
         run(tmp_path / "run", 2, resume=True)

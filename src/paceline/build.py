@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import inspect
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +33,17 @@ from paceline.validation import from_dict, shown
 
 
 def build(
-    config: TrainConfig, group: Group, worlds: range, drawn: bool = False, watched: bool = False
+    config: TrainConfig,
+    group: Group,
+    envs: range,
+    renderable: bool = False,
+    for_evaluation: bool = False,
+    wrap: Callable[[VecEnv], VecEnv] | None = None,
 ) -> tuple[VecEnv, Learner]:
-    """The env and the learner of a run, with fresh weights, for some of its worlds. To be `watched`, a curriculum is at
-    its end; an env that can be `drawn`, if so asked."""
-    env = _env(config, group, worlds, drawn, watched)
+    """Create the env and the learner of a run, with new weights, for the envs with the global indices `envs`. With
+    `for_evaluation` a curriculum is at its end. The learner sees the env through `wrap`."""
+    env = _env(config, group, envs, renderable, for_evaluation)
+    env = wrap(env) if wrap else env
     return env, LEARNERS[config.learner].make(env, settings_of(config.learner, config.settings), config.seed, group)
 
 
@@ -61,16 +68,16 @@ def _task(config: TrainConfig, entry: Entry) -> Any:
     return from_dict(entry.task, config.env, f"options of task {config.task}")
 
 
-def _env(config: TrainConfig, group: Group, worlds: range, drawn: bool, watched: bool) -> VecEnv:
+def _env(config: TrainConfig, group: Group, envs: range, renderable: bool, for_evaluation: bool) -> VecEnv:
     entry = registry.find(config.task)
     task = _task(config, entry)
-    task = _at_its_end(task) if watched else task
+    task = _at_its_end(task) if for_evaluation else task
     device, threads = group.rank.device, group.rank.cores
-    placed = {"num_envs": len(worlds), "device": device, "seed": config.seed, "first_env": worlds.start}
+    placed = {"num_envs": len(envs), "device": device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, device)
     if isinstance(entry, TaskEntry):
         return RobotEnv(task, engine=config.engine, threads=threads, **placed)
-    if not drawn:
+    if not renderable:
         return entry.make(task, **placed)
     if entry.drawn:
         return entry.drawn(task, **placed)
@@ -114,15 +121,15 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def fit(
+def load_state(
     learner: Learner,
     state: dict[str, Any],
     source: str,
     policy_only: bool = False,
     changed: tuple[str, ...] = (),
 ) -> None:
-    """Load a checkpoint's state. Raise if it is of other networks or of another task; `changed` are the flags that may
-    be the reason."""
+    """Load the state of a checkpoint into a learner. Raise UserError if it belongs to other networks or another task;
+    `changed` names the flags that may be the reason."""
     remedy = f"; {' '.join(changed)} cannot change in this run" if changed else ""
     with reading(source, remedy):
         whole_number("iteration", state["iteration"])
@@ -176,15 +183,15 @@ class Trained(NamedTuple):
     """The checkpoint."""
 
 
-def trained(run: str, seed: int = 0, drawn: bool = False) -> Trained:
+def trained(run: str, seed: int = 0, renderable: bool = False) -> Trained:
     """A run's policy in one env, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
     opened = RunDir.open(run)
     config, _ = resolve(dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed))
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)
-    env, learner = build(config, Group(Rank()), range(1), drawn, watched=True)
+    env, learner = build(config, Group(Rank()), range(1), renderable, for_evaluation=True)
     with reading(str(file)):
-        fit(learner, saved["learner"], str(file), policy_only=True)
+        load_state(learner, saved["learner"], str(file), policy_only=True)
     return Trained(env, learner, opened, file)
 
 
@@ -215,23 +222,23 @@ class Playable:
     """The checkpoint that holds it."""
 
 
-def playable(run: str, elsewhere: Elsewhere, seed: int = 0, drawn: bool = False) -> Playable:
+def playable(run: str, elsewhere: Elsewhere, seed: int = 0, renderable: bool = False) -> Playable:
     """The policy of a run of ours, `run` as for `RunDir.open`; or of a file of RSL-RL's, if a task is named."""
     if elsewhere.task:
-        return _foreign(Path(run), elsewhere.task, elsewhere.activation, seed, drawn)
+        return _foreign(Path(run), elsewhere.task, elsewhere.activation, seed, renderable)
     if elsewhere.activation:
         raise UserError(f"--activation {elsewhere.activation} is for policies trained elsewhere: give --task too")
     if run.endswith(".pt") and Path(run).is_file():
         raise UserError(f"{run} does not say what it was trained for: give its --task")
-    env, learner, opened, file = trained(run, seed, drawn)
+    env, learner, opened, file = trained(run, seed, renderable)
     return Playable(env, learner.policy(), opened.config().task, learner.iteration, opened.path, file)
 
 
-def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bool) -> Playable:
+def _foreign(file: Path, task: str, activation: str | None, seed: int, renderable: bool) -> Playable:
     entry = registry.find(task)
     config = TrainConfig(task=task, env={}, seed=seed)
     config.check()
-    env = _env(config, Group(Rank()), range(1), drawn, watched=True)
+    env = _env(config, Group(Rank()), range(1), renderable, for_evaluation=True)
     inputs = env.observation_spec["policy"].shape[0]
     found = foreign_policy(file, activation or entry.training.activation, inputs, env.num_actions)
     return Playable(env, found.network, task, found.iteration, file.parent, file)

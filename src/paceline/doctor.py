@@ -182,7 +182,7 @@ def _missing(store: Store | None, size: int) -> list[int]:
 def _exchange(group: Group, own: list[Finding]) -> list[dict[str, Any]] | None:
     """Each rank's report in plain values, which a rank of another version can read too."""
     latency, bandwidth, right = _sum_test(group)
-    reports = group.to_main(
+    reports = group.gather(
         {
             "host": group.rank.host,
             "gpu": gpu_uuid(group.rank.device) if group.rank.device.type == "cuda" else "",

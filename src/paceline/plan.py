@@ -110,6 +110,11 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
                 f"{flag(settings, name)} {_words(now)} with --resume: it is {_words(then)} in this run and "
                 "cannot change after the start; leave it out, or start a new run"
             )
+    if iteration >= config.max_iterations:
+        raise UserError(
+            f"the run has completed {iteration} iterations: set --max-iterations, now {config.max_iterations}, to a "
+            "larger total"
+        )
     then, now = (described.by_name() for described in (stored, config))
     options = tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name))
     new_rate = settings.learning_rate != trained_with.get("learning_rate")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
-from paceline.distributed.sharding import joined, shares
+from paceline.distributed.sharding import concatenate, shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.settings import PpoSettings
@@ -60,15 +60,15 @@ def learn_as_rank(worlds: list[range]) -> dict[str, Any]:
 
 
 SPREADS = {
-    "2 ranks": shares(12, 2),
-    "3 ranks": shares(12, 3),
+    "2 ranks": shard_ranges(12, 2),
+    "3 ranks": shard_ranges(12, 3),
     "unequal ranks": [range(3), range(3, 4), range(4, 12)],
 }
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return learn(shares(12, 1), Rank())
+    return learn(shard_ranges(12, 1), Rank())
 
 
 @pytest.fixture(scope="module", params=SPREADS, ids=list(SPREADS))
@@ -88,7 +88,7 @@ def test_ranks_together_do_what_one_rank_does_with_all_worlds(alone: dict[str, A
             assert found[0]["values"][name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
         advantages = torch.cat([part["advantage"] for part in found], dim=1)
         torch.testing.assert_close(advantages, expected["advantage"], rtol=2e-3, atol=2e-4)
-        worlds = joined([part["envs"] for part in found])
+        worlds = concatenate([part["envs"] for part in found])
         for name, tensor in expected["envs"].items():
             torch.testing.assert_close(worlds[name], tensor, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 

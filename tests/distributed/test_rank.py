@@ -42,7 +42,7 @@ def test_a_rank_that_no_launcher_made_joins_nobody(launcher: pytest.MonkeyPatch)
     launcher.setenv("MASTER_PORT", str(free_port()))
     group = Group(Rank())
     assert group.alone
-    assert group.everyone("a") == ["a"]
+    assert group.all_gather("a") == ["a"]
 
 
 @pytest.mark.parametrize(

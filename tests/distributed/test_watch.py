@@ -46,7 +46,7 @@ def suspend_all() -> tuple[float, float]:
     """All ranks are stopped while one of them waits in a collective; return its sum and how long the wait took."""
     rank = this_rank(())
     group = Group(rank, timeout_seconds=LIMIT, on_failure=print, late_seconds=LIMIT)
-    pids = " ".join(map(str, group.everyone(os.getpid())))
+    pids = " ".join(map(str, group.all_gather(os.getpid())))
     script = f"sleep 0.5; kill -STOP {pids}; sleep {SUSPENDED}; kill -CONT {pids}"
     with subprocess.Popen(["sh", "-c", script if rank.is_main else "sleep 1"]) as shell:
         if not rank.is_main:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.distributed.sharding import cut, joined, shares
+from paceline.distributed.sharding import concatenate, shard, shard_ranges
 from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
@@ -44,7 +44,7 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
     for iterations, ranks in ((2, 4), (4, 1), (6, 3), (8, 2), (10, 4)):
         results = on_ranks(ranks, go_on, changing, iterations) if ranks > 1 else [go_on(changing, iterations)]
         assert [result["total_envs"] for result in results] == [10] * ranks
-        assert [result["num_envs"] for result in results] == [len(part) for part in shares(10, ranks)]
+        assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
         go_on(alone, iterations)
         ours, theirs = newest(changing), newest(alone)
         for name, weights in theirs["learner"]["networks"].items():
@@ -78,14 +78,14 @@ def refused(path: Path) -> str:
 
 @pytest.mark.parametrize(("total", "ranks"), [(10, 1), (10, 3), (10, 4), (7, 7)])
 def test_shares_are_consecutive_complete_and_even(total: int, ranks: int):
-    found = shares(total, ranks)
+    found = shard_ranges(total, ranks)
     assert [world for part in found for world in part] == list(range(total))
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_states_that_are_cut_and_joined_are_what_they_were():
     state = {"a": torch.arange(10), "b": {"c": torch.randn(10, 3), "steps": torch.tensor(4)}}
-    whole = joined([cut(state, part) for part in shares(10, 3)])
+    whole = concatenate([shard(state, part) for part in shard_ranges(10, 3)])
     assert torch.equal(whole["a"], state["a"])
     assert torch.equal(whole["b"]["c"], state["b"]["c"])
     assert whole["b"]["steps"] == 4

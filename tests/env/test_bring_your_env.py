@@ -85,4 +85,4 @@ def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     trained(str(tmp_path / "run"))
     with pytest.raises(UserError, match="task 'point' cannot be drawn: its EnvEntry has no `drawn`"):
-        trained(str(tmp_path / "run"), drawn=True)
+        trained(str(tmp_path / "run"), renderable=True)

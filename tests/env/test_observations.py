@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from paceline.distributed.sharding import cut, joined
+from paceline.distributed.sharding import concatenate, shard
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Senses, Worlds
 from paceline.env.vec_env import Step
@@ -168,16 +168,16 @@ def test_worlds_are_the_same_however_they_are_spread_over_ranks():
     whole = RobotEnv(Clock(), 6, seed=SEED)
     shards = [RobotEnv(Clock(), 3, seed=SEED, first_env=first) for first in (0, 3)]
     steps = run(whole, 13)
-    for shard in shards:
-        worlds = slice(shard.first_env, shard.first_env + 3)
-        assert same(steps, run(shard, 13), worlds)
+    for part in shards:
+        worlds = slice(part.first_env, part.first_env + 3)
+        assert same(steps, run(part, 13), worlds)
     # And spread anew: two ranks' state goes on as three.
-    state = joined([shard.state() for shard in shards])
+    state = concatenate([part.state() for part in shards])
     steps = run(whole, 13)
     for first in (0, 2, 4):
-        shard = RobotEnv(Clock(), 2, seed=SEED, first_env=first)
-        shard.load_state(cut(state, range(first, first + 2)))
-        assert same(steps, run(shard, 13), slice(first, first + 2))
+        part = RobotEnv(Clock(), 2, seed=SEED, first_env=first)
+        part.load_state(shard(state, range(first, first + 2)))
+        assert same(steps, run(part, 13), slice(first, first + 2))
 
 
 def test_prefetching_changes_nothing():

@@ -27,8 +27,8 @@ from paceline.errors import UserError
 from paceline.plan import load_start, make_plan
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
+from paceline.session import Session
 from paceline.tasks import registry
-from paceline.train import Session
 from tests.fuzz.guard import cases, harmless
 
 ENVS = 8
@@ -216,12 +216,10 @@ def open_run(run: Path) -> None:
     file = checkpoint.chosen(str(run), opened.checkpoints)
     trained(str(run))
     config = dataclasses.replace(config, max_iterations=10**6, engine="auto", gpu_ids=())
-    start = load_start(make_plan(config, opened, file, LaunchRecord()), config, settings, ranks=1)
+    plan = make_plan(config, opened, file, LaunchRecord())
+    start = load_start(plan, config, settings, ranks=1)
     if start.total_envs == ENVS:
-        session = Session(
-            config, settings, Group(Rank()), ENVS, range(ENVS), LaunchRecord(), restarts=0, began=0.0, consoles=[]
-        )
-        session.restore(start, str(file))
+        session = Session(config, settings, Group(Rank()), range(ENVS), plan, start, LaunchRecord(), [], began=0.0)
         session.episodes.means()
         json.dumps(session.totals)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.build import build, trained
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.sharding import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.vec_env import Step, VecEnv
 from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
@@ -35,7 +35,7 @@ SECONDS = 240.0
 def make(learner: str, group: Group) -> tuple[VecEnv, Learner]:
     settings = asdict(LEARNERS[learner].settings.from_training(ENTRY.training))
     config = TrainConfig("cartpole", {}, learner, settings, num_envs=WORLDS, seed=SEED)
-    return build(config, group, shares(WORLDS, group.size)[group.rank.index])
+    return build(config, group, shard_ranges(WORLDS, group.size)[group.rank.index])
 
 
 def live(name: str) -> dict[str, Any]:

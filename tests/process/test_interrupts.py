@@ -12,7 +12,7 @@ import time
 from paceline.process.interrupts import Interrupts
 with Interrupts(SAME) as interrupts:
     print("ready", flush=True)
-    while not interrupts.asked:
+    while not interrupts.requested:
         time.sleep(0.01)
     print("asked", flush=True)
     time.sleep(60)
@@ -52,9 +52,9 @@ def test_signals_inherited_as_ignored_stay_ignored():
         "from paceline.process.interrupts import Interrupts\n"
         "with Interrupts() as interrupts:\n"
         "    signal.raise_signal(signal.SIGHUP)\n"
-        "    assert not interrupts.asked\n"
+        "    assert not interrupts.requested\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
-        "    assert interrupts.asked\n"
+        "    assert interrupts.requested\n"
         "assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN\n"
     )
     command = [*DEFAULT_SIGNALS, "--ignore-signal=HUP", sys.executable, "-c", script]
@@ -68,6 +68,6 @@ def test_a_signal_that_only_this_process_ignored_is_handled():
         "ignore()\n"
         "with Interrupts() as interrupts:\n"
         "    signal.raise_signal(signal.SIGHUP)\n"
-        "    assert interrupts.asked\n"
+        "    assert interrupts.requested\n"
     )
     assert subprocess.run([*DEFAULT_SIGNALS, sys.executable, "-c", script], timeout=30).returncode == 0

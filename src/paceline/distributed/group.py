@@ -106,21 +106,21 @@ class Group:
         self._meet(lambda: work.append(dist.all_reduce(tensor, async_op=True)))
         return lambda: self._meet(work[0].wait)
 
-    def everyone(self, fact: Any) -> list[Any]:
+    def all_gather(self, fact: Any) -> list[Any]:
         """What each rank says, by rank, on all of them."""
         facts = [fact] * self.size
         if not self.alone:
             self._meet(lambda: dist.all_gather_object(facts, fact, group=self._hosts))
         return facts
 
-    def to_main(self, fact: Any) -> list[Any] | None:
+    def gather(self, fact: Any) -> list[Any] | None:
         """What each rank says, by rank, on the main one alone."""
         facts = [fact] * self.size if self.rank.is_main else None
         if not self.alone:
             self._meet(lambda: dist.gather_object(fact, facts, group=self._hosts))
         return facts
 
-    def begin_table(self, row: list[float]) -> Callable[[], Tensor]:
+    def begin_all_gather(self, row: list[float]) -> Callable[[], Tensor]:
         """Send this rank's row; the function that is returned waits for all rows, [rank, column]."""
         table = torch.zeros(self.size, len(row), dtype=torch.float64)
         table[self.rank.index] = torch.tensor(row, dtype=torch.float64)
@@ -133,7 +133,7 @@ class Group:
 
         return finish
 
-    def from_main(self, fact: Any) -> Any:
+    def broadcast(self, fact: Any) -> Any:
         """What the main rank says, on all."""
         facts = [fact]
         if not self.alone:

@@ -1,4 +1,4 @@
-"""The worlds' state, spread over any number of ranks: cut into shares, and joined again."""
+"""Distribute the state of all envs over ranks, and collect it again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,29 +7,29 @@ import torch
 from torch import Tensor
 
 
-def shares(total: int, ranks: int) -> list[range]:
-    """The worlds of each rank: consecutive, all of them once, and their numbers differ by one at most."""
-    small, more = divmod(total, ranks)
-    sizes = [small + (index < more) for index in range(ranks)]
+def shard_ranges(total: int, ranks: int) -> list[range]:
+    """Return the global env indices of each rank: consecutive ranges whose lengths differ by at most one."""
+    size, remainder = divmod(total, ranks)
+    sizes = [size + (index < remainder) for index in range(ranks)]
     return [range(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(ranks)]
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """States of consecutive worlds, nested dicts of tensors [world, ...], as one. A scalar is common to all worlds."""
-    first = parts[0]
+def concatenate(shards: Sequence[Any]) -> Any:
+    """Concatenate the states of consecutive envs, nested dicts of tensors [env, ...]. All envs share a scalar."""
+    first = shards[0]
     if isinstance(first, dict):
-        return {name: joined([part[name] for part in parts]) for name in first}
-    return torch.cat(list(parts)) if first.dim() else first
+        return {name: concatenate([part[name] for part in shards]) for name in first}
+    return torch.cat(list(shards)) if first.dim() else first
 
 
-def cut(state: Any, worlds: range) -> Any:
-    """Of the state of all worlds, that of some."""
+def shard(state: Any, envs: range) -> Any:
+    """Return the part of the state of all envs that belongs to `envs`."""
     if isinstance(state, dict):
-        return {name: cut(part, worlds) for name, part in state.items()}
-    return state[worlds.start : worlds.stop] if state.dim() else state
+        return {name: shard(part, envs) for name, part in state.items()}
+    return state[envs.start : envs.stop] if state.dim() else state
 
 
-def on_cpu(state: Any) -> Any:
+def to_cpu(state: Any) -> Any:
     if isinstance(state, dict):
-        return {name: on_cpu(part) for name, part in state.items()}
+        return {name: to_cpu(part) for name, part in state.items()}
     return state.cpu() if isinstance(state, Tensor) else state

@@ -77,7 +77,7 @@ class Stepper:
 
     def __init__(self, env: VecEnv, seed: int, group: Group):
         self.env, self.group, self._seed = env, group, seed
-        self.share = env.num_envs / sum(group.everyone(env.num_envs))
+        self.share = env.num_envs / sum(group.all_gather(env.num_envs))
         """This rank's part of all worlds."""
         self._latest = LatestObservations(env)
         self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)

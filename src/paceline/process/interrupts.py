@@ -1,4 +1,4 @@
-"""Ctrl-C, termination requests and lost terminals, turned into a clean end."""
+"""Handle Ctrl-C, termination requests and lost terminals."""
 
 import math
 import os
@@ -19,12 +19,10 @@ INHERITED_IGNORED = frozenset(
 of a script. They stay ignored. Determined at import, before any handler is installed."""
 PARENT = os.getppid()
 """Process that started this one, determined at import."""
-NOTICE = "Stopping after this iteration. Press Ctrl-C again to stop at once, without a checkpoint."
-# A terminal or a scheduler and a launcher pass on the same request, each in its turn.
-SAME_REQUEST_SECONDS = 2.0
 
+STOP_NOTICE = "Stopping. Press Ctrl-C again to stop at once, without a checkpoint."
 received: list[int] = []
-"""Requests so far that have not ended the process."""
+"""Signals received so far that have not ended the process."""
 _cleanups: list[Callable[[], object]] = []
 
 
@@ -98,23 +96,24 @@ def _handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
 
 
 def ignore() -> None:
-    """From here on: what ends anyway must not be ended before it has said why."""
+    """Ignore `SIGNALS` from here on, so that a process that is ending can still report why."""
     _watcher.action = None
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 class Interrupts:
-    """While entered, the first of `SIGNALS` sets `asked`; the second calls `before_exit` and ends the process at once,
-    unless it comes within `same_seconds` of the first. The first prints `notice`, unless it takes effect at once.
-    Signals that the process inherited as ignored stay ignored."""
+    """Turns signals into stop requests while entered.
+
+    The first of `SIGNALS` sets `requested` and prints `notice`. The second calls `before_exit` and ends the process at
+    once, unless it comes within `same_seconds` of the first. Signals that were inherited as ignored stay ignored.
+    """
 
     def __init__(
         self, same_seconds: float = 0.0, notice: str = "", before_exit: Callable[[], object] = lambda: None
     ) -> None:
-        self.asked, self._first_at = False, math.inf
+        self.requested, self._first_at = False, math.inf
         self._same_seconds, self._notice, self._before_exit = same_seconds, notice, before_exit
-        self._cut_in = False
 
     def __enter__(self) -> "Interrupts":
         self._action, _watcher.action = _watcher.action, self._print_or_exit
@@ -127,36 +126,22 @@ class Interrupts:
             signal.signal(number, handler)
         _watcher.action = self._action
 
-    @contextmanager
-    def cutting_in(self, allowed: bool) -> Iterator[None]:
-        """Inside, if `allowed`, a request raises KeyboardInterrupt there and then instead of waiting to be noticed; an
-        earlier one raises it at the start."""
-        self._cut_in = allowed
-        try:
-            if allowed and self.asked:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._cut_in = False
-
     def wait(self, seconds: float) -> None:
-        """Until asked, but no longer than this."""
+        """Wait for a stop request, at most this long."""
         deadline = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < deadline:
+        while not self.requested and time.monotonic() < deadline:
             time.sleep(0.1)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         received.append(number)
-        first, self.asked = not self.asked, True
-        if first and self._cut_in:
-            raise KeyboardInterrupt
+        self.requested = True
 
     def _print_or_exit(self) -> None:
         """Act on a signal at once, in a thread, while the main thread may be waiting inside a library."""
         now = time.monotonic()
         if self._first_at == math.inf:
             self._first_at = now
-            if self._notice and not self._cut_in:
+            if self._notice:
                 _print_from_handler(self._notice)
         elif now - self._first_at >= self._same_seconds:
             try:

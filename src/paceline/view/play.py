@@ -69,7 +69,7 @@ def record(
     """Let the policy act without noise in one world, on the CPU whatever it was trained on, and write an mp4; with the
     command and the rewards, if `overlay`."""
     _check(video, seconds, width, height)
-    found = playable(run, elsewhere, seed, drawn=True)
+    found = playable(run, elsewhere, seed, renderable=True)
     env, file = found.env, video or RunDir(found.folder).videos / f"iteration_{found.iteration:04d}.mp4"
     _check_place(file)
 

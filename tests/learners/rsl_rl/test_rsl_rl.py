@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
-from paceline.distributed.sharding import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.rsl_rl.learner import RslRl
 from paceline.learners.rsl_rl.settings import RslRlSettings
@@ -86,7 +86,7 @@ def split(flat: Tensor, peer: PPO) -> list[tuple[Tensor, Tensor]]:
 def advantages_of_ranks() -> dict[str, Tensor | int]:
     torch.set_num_threads(1)
     group = Group(this_rank(()))
-    own = shares(24, group.size)[group.rank.index]
+    own = shard_ranges(24, group.size)[group.rank.index]
     learner = RslRl(RobotEnv(Cartpole(), len(own), first_env=own.start), SMALL, 0, group)
     before = group.collectives
     learner.learn()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank
-from paceline.distributed.sharding import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Worlds
 from paceline.env.vec_env import Step
@@ -71,7 +71,7 @@ class Seeing(Cartpole):
 
 def make(config: SkrlSettings = SMALL, task: Cartpole = SHORT, group: Group | None = None) -> SkrlJax:
     group = group or Group(Rank())
-    worlds = shares(WORLDS + group.size - 1, group.size)[group.rank.index]
+    worlds = shard_ranges(WORLDS + group.size - 1, group.size)[group.rank.index]
     env = Taped(task, len(worlds), seed=SEED, first_env=worlds.start)
     return SkrlJax(env, config, SEED, group)
 

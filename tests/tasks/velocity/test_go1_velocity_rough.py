@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.distributed.sharding import cut, joined
+from paceline.distributed.sharding import concatenate, shard
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
@@ -242,13 +242,13 @@ def test_levels_travel_with_their_worlds_to_other_ranks():
     for _ in range(20):
         alone.step(torch.ones(6, 12))
     for half, worlds in zip(halves, (range(3), range(3, 6)), strict=True):
-        half.load_state(cut(alone.state(), worlds))
+        half.load_state(shard(alone.state(), worlds))
     for _ in range(20):
         action = torch.randn(6, 12, generator=random)
         alone.step(action)
         for half, part in zip(halves, action.split(3), strict=True):
             half.step(part)
-    together = joined([half.state() for half in halves])
+    together = concatenate([half.state() for half in halves])
     for name in ("level", "kind", "walked"):
         assert torch.equal(together[f"memory/{name}"], alone.state()[f"memory/{name}"])
 
