@@ -1,4 +1,4 @@
-"""From a run's configuration, or from a trained run, to its env and learner."""
+"""Build the env and the learner of a run from its configuration or from a trained run."""
 
 import dataclasses
 import hashlib
@@ -89,7 +89,7 @@ def _at_its_end(task: Any) -> Any:
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
-    """What moves the worlds of a run."""
+    """Return the physics engine of a run."""
     entry = registry.find(config.task)
     if isinstance(entry, TaskEntry):
         return choose_engine(config.engine, device)
@@ -99,22 +99,22 @@ def engine_of(config: TrainConfig, device: torch.device) -> str:
 
 
 def fingerprint(config: TrainConfig) -> dict[str, str]:
-    """What all ranks of a run must have in common, by name: versions, settings and code."""
+    """Return what must be equal on all ranks of a run, by name: versions, settings and code."""
     found = {f"version of {package}": number for package, number in versions().items()}
     found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
     package = Path(__file__).parent
     found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
     robot = config.env.get("robot")
-    # An option of another package's task may have this name and be something else.
+    # An option of another package's task may have this name and another meaning.
     if isinstance(robot, str) and os.path.isfile(robot):
-        # Without what it includes.
+        # Files that it includes are not covered.
         found["file of --env.robot"] = _digest([Path(robot)])
     found[f"code of task {config.task}"] = _digest([Path(inspect.getfile(registry.find(config.task).task))])
     return found
 
 
 def _digest(files: list[Path]) -> str:
-    """Short, and the same for the same files."""
+    """Return a short digest of files."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
@@ -143,8 +143,8 @@ def load_state(
 
 
 def _check_alike(found: Any, expected: Any, name: str) -> None:
-    """Compare what a checkpoint holds with what a learner has: copying into a tensor would stretch or convert another
-    one without a word. A part that is missing was optional, or its loading has failed."""
+    """Raise ValueError if a part of a checkpoint differs from the learner's in shape, dtype or type: copying into a
+    tensor would broadcast or convert it silently. A missing part was optional, or its loading has failed."""
     if found is None:
         return
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -174,17 +174,17 @@ def _check_finite(found: Any, name: str) -> None:
 
 
 class Trained(NamedTuple):
-    """A run's env and learner, with the weights of one of its checkpoints."""
+    """Env and learner of a run, with the weights of one of its checkpoints."""
 
     env: VecEnv
     learner: Learner
     run: RunDir
     file: Path
-    """The checkpoint."""
+    """Checkpoint file."""
 
 
 def trained(run: str, seed: int = 0, renderable: bool = False) -> Trained:
-    """A run's policy in one env, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
+    """Return the policy of a run with one env, on the CPU; `run` is as for `RunDir.open`."""
     opened = RunDir.open(run)
     config, _ = resolve(dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed))
     file = checkpoint.chosen(run, opened.checkpoints)
@@ -210,16 +210,16 @@ OURS = Elsewhere()
 
 @dataclass(frozen=True)
 class Playable:
-    """A policy in one world, on the CPU whatever it was trained on."""
+    """A policy with one env, on the CPU."""
 
     env: VecEnv
     policy: nn.Module
     task: str
     iteration: int
     folder: Path
-    """For what is made of it."""
+    """Directory for files made from the policy."""
     file: Path
-    """The checkpoint that holds it."""
+    """Checkpoint that holds the policy."""
 
 
 def playable(run: str, elsewhere: Elsewhere, seed: int = 0, renderable: bool = False) -> Playable:

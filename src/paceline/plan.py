@@ -16,7 +16,7 @@ from paceline.run.directory import RunDir
 
 @dataclass(frozen=True)
 class Plan:
-    """What the main rank decides for all ranks."""
+    """Decisions of the main rank for all ranks."""
 
     run: RunDir
     checkpoint: Path | None = None
@@ -47,8 +47,10 @@ class Start:
 
 
 def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: LaunchRecord) -> Plan:
-    """Continue the run that this launch began, or that the scheduler requeued; otherwise start from the checkpoint
-    that the user `named`; otherwise continue the run in a directory that the user named; otherwise start a new run.
+    """Decide where the run is stored and where it starts.
+
+    Continue the run that this launch began, or that the scheduler requeued; otherwise start from the checkpoint that
+    the user `named`; otherwise continue the run in a directory that the user named; otherwise start a new run.
     """
     for place in run.alternatives():
         result = place.result()

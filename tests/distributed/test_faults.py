@@ -75,7 +75,7 @@ def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):
     code, _, complained, since = train(tmp_path, site, "--timeout", "3", fault="SIGSTOP:1:60")
     assert code == 1
     assert since < 13.0
-    assert f"not heard of for 3 s (--timeout); rank 1 on {HOST}" in complained
+    assert f"no heartbeat for 3 s (--timeout); rank 1 on {HOST}" in complained
     assert result(tmp_path)["status"] == "failed"
 
 

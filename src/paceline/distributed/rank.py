@@ -1,4 +1,4 @@
-"""Who this process is among all ranks, and its device; read once."""
+"""The rank of this process and its device, from the launcher's environment variables."""
 
 import ctypes
 import os
@@ -18,31 +18,31 @@ MOST_RANKS = 2**20
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run. Worlds, seeds and files are told apart by `index`, which is global."""
+    """One process of a run. Env indices, seeds and files depend on `index`, which is global."""
 
     index: int = 0
     world_size: int = 1
     local_index: int = 0
-    """Among the ranks of this host."""
+    """Index among the ranks of this host."""
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     launched: bool = False
-    """Whether a launcher started this process as a rank: only then is there a group to join."""
+    """Whether a launcher started this process as a rank. Only then is there a group to join."""
 
     @property
     def is_main(self) -> bool:
-        """The one rank in all nodes that writes files."""
+        """Whether this is the one rank over all nodes that writes files."""
         return self.index == 0
 
     @property
     def cores(self) -> int:
-        """Its share of the host's; where there are fewer cores than ranks they take turns."""
+        """Number of cores of this rank. If a host has fewer cores than ranks, they share them."""
         return max(1, usable_cores() // self.local_size)
 
 
 def under_launcher() -> bool:
-    """Whether a launcher has started this process as one of a run's ranks."""
+    """Return whether a launcher started this process as a rank of a run."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -53,11 +53,12 @@ _JAX_LAUNCHER = {
     "MASTER_ADDR": "JAX_COORDINATOR_ADDR",
     "MASTER_PORT": "JAX_COORDINATOR_PORT",
 }
-"""What skrl's launcher for JAX calls a launcher's variables."""
+"""Names of a launcher's variables in skrl's launcher for JAX."""
 
 
 def adopt_jax_launcher() -> None:
-    """Take what skrl's launcher for JAX says for what torch's says. How many ranks the host has, it does not say."""
+    """Copy the variables of skrl's launcher for JAX to those of torch's. It does not set the number of ranks per
+    host."""
     if "RANK" in os.environ or "JAX_RANK" not in os.environ:
         return
     if missing := [name for name in _JAX_LAUNCHER.values() if name not in os.environ]:
@@ -74,13 +75,13 @@ def under_elastic_agent() -> bool:
 
 
 def die_with_launcher() -> None:
-    """A worker whose launcher is killed must not train on by itself."""
+    """End this worker when its launcher is killed."""
     if under_elastic_agent():
         die_with(PARENT)
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends; end it now if that is no longer the process `parent`."""
+    """Have this process killed when its parent ends. End it now if its parent is no longer the process `parent`."""
     if sys.platform != "linux":
         return
     set_parent_death_signal = 1
@@ -90,7 +91,8 @@ def die_with(parent: int) -> None:
 
 
 def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
-    """Who the launcher says that this process is; alone, if there is none. GPUs are given out by local rank."""
+    """Return the rank that the launcher's variables describe; a single rank without a launcher. GPUs are assigned by
+    local rank."""
     if not under_launcher():
         return Rank(device=_device(gpu_ids[:1], 0, 1))
     if "LOCAL_RANK" not in os.environ:
@@ -115,8 +117,8 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
 
 
 def is_secondary_worker() -> bool:
-    """Whether a launcher has started this process as a rank other than the main one, which prints for all ranks. A
-    process whose variables make no valid rank is not: it reports that itself."""
+    """Return whether a launcher started this process as a rank other than the main one, which prints for all ranks.
+    A process with invalid variables is not one: it reports the error itself."""
     try:
         return not this_rank(()).is_main
     except UserError:
@@ -124,7 +126,7 @@ def is_secondary_worker() -> bool:
 
 
 def _place(index_name: str, size_name: str) -> tuple[int, int]:
-    """An index and the number it is below, from two of the launcher's variables."""
+    """Return an index and the size that it must be below, from two of the launcher's variables."""
     index, size = _number(index_name), _number(size_name)
     if index >= size:
         raise UserError(
@@ -135,7 +137,7 @@ def _place(index_name: str, size_name: str) -> tuple[int, int]:
 
 
 def main_address() -> tuple[str, int]:
-    """Host and port at which the main rank listens, as the launcher says."""
+    """Return host and port of the main rank, from the launcher's variables."""
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
             f"{' and '.join(missing)} not set, but RANK and WORLD_SIZE are: start the ranks with a launcher, which "
@@ -146,7 +148,7 @@ def main_address() -> tuple[str, int]:
 
 def _number(name: str, least: int = 0, most: int = MOST_RANKS) -> int:
     word = os.environ[name]
-    # Not more digits than that: int() refuses thousands of them in its own way.
+    # int() raises an error of its own for thousands of digits.
     if not (word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most):
         raise UserError(
             f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"

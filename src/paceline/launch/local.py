@@ -1,4 +1,4 @@
-"""Several ranks on this machine, started and watched over by torch's own elastic launcher."""
+"""Start several ranks on this machine with torch's elastic launcher."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from paceline.process.interrupts import INHERITED_IGNORED, ignore, raise_keyboar
 
 
 class RankFailedError(Exception):
-    """A rank failed and no restart was left; the message says which rank and how it ended."""
+    """A rank failed and no restart was left. The message names the rank and how it ended."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -28,23 +28,23 @@ class RankFailedError(Exception):
 
     @property
     def was_killed(self) -> bool:
-        """Whether the rank ended by a signal, so that it could print nothing."""
+        """Whether a signal ended the rank, so that it could not print the cause."""
         return self.exit_code < 0
 
 
 QUIRKS = {
-    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node stays away.
+    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node does not rejoin.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # Ranks that were asked to stop finish their iteration and save; by default they are killed after 30 s.
+    # Ranks that receive a stop request finish their iteration and save. By default they are killed after 30 s.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
 }
 
 
 def launch(words: list[str], ranks: int, max_restarts: int) -> None:
-    """Run `paceline WORDS` in as many processes as there are ranks. When one fails, end all and start all again, up to
-    `max_restarts` times, unless a rank refused its input: then a restart would not help."""
+    """Run `paceline ARGV` in `ranks` processes. When one fails, end all and restart all, up to `max_restarts` times,
+    unless a rank refused its input."""
     os.environ.update(QUIRKS)
-    # What torch logs of a failure or a signal, the ranks print in fewer words.
+    # The ranks print the causes of failures and signals themselves.
     logging.disable(logging.CRITICAL)
     run_id = uuid.uuid4().hex
     for restart in range(max_restarts + 1):
@@ -81,20 +81,20 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
-            # Torch's handlers raise; what is left to do here and in the caller takes no time.
+            # Torch's signal handlers raise.
             ignore()
             end_descendants()
 
 
 def signals_to_handle(*required: signal.Signals) -> str:
-    """Names of the signals for which torch's launcher installs handlers, separated by commas: all that it handles by
-    default, except those that this process inherited as ignored and that are not `required`."""
+    """Return the names of the signals for which torch's launcher installs handlers, separated by commas. Signals
+    that this process inherited as ignored are left out unless they are `required`."""
     handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     return ",".join(number.name for number in handled if number in required or number not in INHERITED_IGNORED)
 
 
 def end_descendants(patience_seconds: float = 0.0) -> None:
-    """Nothing is left behind, however the launcher was ended; with patience, what is left is asked to end first."""
+    """End all descendants of this process. With a positive `patience_seconds` they are first requested to end."""
     deadline = time.monotonic() + patience_seconds
     if patience_seconds:
         _signal_descendants(signal.SIGTERM)

@@ -27,15 +27,17 @@ _cleanups: list[Callable[[], object]] = []
 
 
 def raise_keyboard_interrupt() -> None:
-    """From here on, have `SIGNALS` raise KeyboardInterrupt, as Python does by default for SIGINT alone."""
+    """Have `SIGNALS` raise KeyboardInterrupt from here on, as Python does by default for SIGINT alone."""
     _watcher.action = None
     _handle(signal.default_int_handler)
 
 
 def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
-    """From here on, have `SIGNALS` print `line` and end the process with `code`, without an exception: where libraries
-    are being imported they may discard it, or fail in another place because of it. It works also while the main thread
-    waits inside a library, where Python runs no signal handlers."""
+    """Have `SIGNALS` print `line` and end the process with `code` from here on.
+
+    No exception is raised: libraries may discard it while they are imported. This works also while the main thread
+    waits inside a library, where Python runs no signal handlers.
+    """
 
     def end() -> None:
         if line:
@@ -152,7 +154,7 @@ class Interrupts:
 
 def _print_from_handler(line: str) -> None:
     """Print to standard error without `sys.stderr`, whose lock may be held where a signal handler runs."""
-    # On a terminal there is "^C", and maybe a progress bar, without a line break.
+    # On a terminal, "^C" or a progress bar may stand there without a line break.
     start = "\n" if os.isatty(2) else ""
     with suppress(OSError):
         os.write(2, f"{start}{line}\n".encode())

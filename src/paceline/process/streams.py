@@ -1,4 +1,4 @@
-"""Standard output and standard error that may go away: a closed pipe, a lost terminal, a full disk."""
+"""Standard output and standard error that may become unwritable: a closed pipe, a lost terminal, a full disk."""
 
 import io
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TextIO
 
 
-class PatientFile(io.FileIO):
-    """A file that takes everything it is given. What cannot be written is dropped, and the first reason is `error`."""
+class LossyFile(io.FileIO):
+    """A file that drops what cannot be written. `error` is the first error."""
 
     error: OSError | None = None
 
@@ -33,10 +33,10 @@ def open_closed_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def install() -> PatientFile:
-    """Have sys.stdout and sys.stderr drop what cannot be written, and return the file behind sys.stdout. Streams that
-    somebody else has put in their places are left alone."""
-    output, errors = PatientFile(1, "w", closefd=False), PatientFile(2, "w", closefd=False)
+def install() -> LossyFile:
+    """Have sys.stdout and sys.stderr drop what cannot be written. Return the file behind sys.stdout. Streams that
+    other code has replaced stay as they are."""
+    output, errors = LossyFile(1, "w", closefd=False), LossyFile(2, "w", closefd=False)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(output, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -45,12 +45,12 @@ def install() -> PatientFile:
 
 
 def open_log(path: Path) -> TextIO:
-    """A text file to append lines to."""
-    return io.TextIOWrapper(io.BufferedWriter(PatientFile(path, "a")), "utf-8", "backslashreplace", line_buffering=True)
+    """Open a text file for appending lines."""
+    return io.TextIOWrapper(io.BufferedWriter(LossyFile(path, "a")), "utf-8", "backslashreplace", line_buffering=True)
 
 
-def _text(file: PatientFile, stream: TextIO | None) -> TextIO:
-    """`file` with the encoding and the buffering of `stream`. Characters outside the encoding are escaped."""
+def _text(file: LossyFile, stream: TextIO | None) -> TextIO:
+    """Return `file` with the encoding and the buffering of `stream`. Characters outside the encoding are escaped."""
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace")
     buffer = file if stream.write_through else io.BufferedWriter(file)

@@ -1,4 +1,4 @@
-"""The envelope of a run's full state: atomic to write, safe to load (nothing in it is executed)."""
+"""Save and load the full state of a run. Writing is atomic; loading executes nothing."""
 
 import json
 import os
@@ -20,14 +20,14 @@ _FORMAT = "paceline-checkpoint"
 _VERSION = 2
 _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"iteration_\d{1,18}")
-# Between the keys of nested dicts, in a tensor's name.
+# Separates the keys of nested dicts in the name of a tensor.
 _SEPARATOR = "|"
 _DEEPEST = 20
 BEST = "best" + _SUFFIX
 
 
 def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best: bool) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`; as the best so far it also becomes `best`."""
+    """Write a checkpoint and remove all but the newest `keep`. If it is the best so far, also write it as `BEST`."""
     tensors: dict[str, torch.Tensor] = {}
     values: dict[str, Any] = {}
     _flatten(state, "", tensors, values)
@@ -43,8 +43,8 @@ def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best
 
 
 def load(file: Path) -> dict[str, Any]:
-    """The state that was saved, on the CPU: nested dicts of tensors and plain values. An error says what is wrong and
-    which other checkpoint there is."""
+    """Return the saved state on the CPU: nested dicts of tensors and plain values. An error names the cause and
+    another checkpoint."""
     try:
         with safe_open(file, framework="pt") as content:
             header = content.metadata() or {}
@@ -67,31 +67,31 @@ def load(file: Path) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:
-        # A damaged file makes safetensors, torch and the lines above raise errors of many kinds.
+        # For a damaged file safetensors, torch and the code above raise many types of errors.
         raise _broken(file, f"is truncated or damaged ({one_line(error)})") from None
 
 
 @contextmanager
 def reading(source: str, remedy: str = "") -> Iterator[None]:
-    """Inside, an error that a checkpoint's state causes is raised as one that names the checkpoint."""
+    """Raise an error that the state of a checkpoint causes as a UserError that names the checkpoint."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # Each learner's library, and torch, has its own errors for a state that is missing or of another type.
+        # Each library has its own errors for a state that is missing or has another type.
         why = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"checkpoint {source} does not fit this run's task and settings: {why}{remedy}") from None
 
 
 def whole_number(name: str, value: Any) -> None:
-    """Raise ValueError if a number of a checkpoint cannot be a count."""
+    """Raise ValueError if a number of a checkpoint is not a count."""
     if type(value) is not int or not 0 <= value < 2**53:
         raise ValueError(f"{name} is {shown(value)}, not a whole number")
 
 
 def listing(directory: Path) -> list[Path]:
-    """The numbered checkpoints, oldest first."""
+    """Return the numbered checkpoints, oldest first."""
     files = (file for file in directory.glob(f"iteration_*{_SUFFIX}") if _NUMBERED.fullmatch(file.stem))
     return sorted(filter(os.path.isfile, files), key=_iteration)
 
@@ -104,13 +104,13 @@ def newest(directory: Path) -> Path:
 
 
 def chosen(run: str, directory: Path) -> Path:
-    """The checkpoint that `run` names: itself, if it is a file; otherwise the newest of the run."""
+    """Return the checkpoint that `run` names: the file itself, or the newest checkpoint of the run."""
     return Path(run) if run != AUTO and os.path.isfile(run) else newest(directory)
 
 
 def set_aside_later(directory: Path, iteration: int) -> None:
-    """Rename the checkpoints after `iteration`, which a run resumed from there replaces, so that none of them is taken
-    for the newest or the best; and clear away what a kill has left half written."""
+    """Rename the checkpoints after `iteration`, which a run resumed from there replaces, so that none of them is
+    used as the newest or the best. Remove files that a killed process left incomplete."""
     for half in directory.glob(".*.part"):
         half.unlink()
     for later in listing(directory):
@@ -122,7 +122,7 @@ def set_aside_later(directory: Path, iteration: int) -> None:
 
 
 def _is_of(best: Path, latest: int) -> bool:
-    """Whether it is of `latest` or an iteration before; a damaged one, which helps nobody, is not."""
+    """Return whether `best` was saved at `latest` or before. A damaged file was not."""
     try:
         return load(best)["learner"]["iteration"] <= latest
     except (UserError, LookupError, TypeError):

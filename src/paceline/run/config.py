@@ -1,4 +1,4 @@
-"""What a run is made of. Frozen: what run.yaml says is what ran."""
+"""Configuration of a run. It is frozen: run.yaml holds what ran."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -12,41 +12,41 @@ from paceline.validation import above_zero, at_least_one, from_dict, parse_yaml
 MOST_ENVS = 2**24
 LOGGERS = ("tensorboard", "none")
 LONGEST_TIMEOUT = 1e6
-"""Seconds."""
+"""Largest timeout, s."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run, complete: enough to start it again."""
+    """Complete configuration of a run, sufficient to start it again."""
 
     task: str
     env: dict[str, Any]
-    """The task's own options, by field name."""
+    """Options of the task, by field name."""
     learner: str = "ppo"
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the learner, by field name. A setting that is not here has its default."""
     engine: str = "auto"
     gpu_ids: tuple[int, ...] = ()
-    """GPUs, relative to CUDA_VISIBLE_DEVICES, one rank each; none is the CPU."""
+    """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each. Empty means the CPU."""
     num_envs: int = 64
-    """Worlds per rank."""
+    """Number of envs per rank."""
     total_envs: int | None = None
-    """Worlds over all ranks, in place of `num_envs`; they are shared out as evenly as can be."""
+    """Number of envs over all ranks, in place of `num_envs`. The numbers of envs of two ranks differ by at most one."""
     max_iterations: int = 100
-    """In all, those before a resume included."""
+    """Total number of iterations, including those before a resume."""
     seed: int = 0
     logger: str = "tensorboard"
     checkpoint_every: int = 50
-    """Iterations from one checkpoint to the next."""
+    """Number of iterations between checkpoints."""
     keep_checkpoints: int = 3
-    """The newest so many are kept, and the best beside them."""
+    """Number of newest checkpoints to keep. The best one is kept as well."""
     timeout_seconds: float = 60.0
-    """A rank that is not heard of for so long has failed, and all others end."""
+    """Time without a heartbeat after which a rank counts as failed and all ranks end, s."""
     worker_log_dir: str | None = None
-    """Where each rank's log goes, by default workers/ in the run's directory; empty for no logs."""
+    """Directory for the log of each rank, by default workers/ in the run directory. Empty writes no logs."""
 
     def total(self, ranks: int) -> int:
-        """Worlds over all ranks."""
+        """Return the number of envs over all ranks."""
         return self.total_envs or self.num_envs * ranks
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""A run's directory: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
+"""Directory of a run: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
 
 import errno
 import fcntl
@@ -21,18 +21,18 @@ from paceline.validation import parse_json, read_text
 
 RUNS = Path("runs")
 AUTO = "auto"
-"""Stands for the newest run under `RUNS`, wherever a run can be named."""
-# What a run that fails before its start may leave in its directory.
+"""Names the newest run under `RUNS`, wherever a run can be given."""
+# Files that a run that fails before its start may leave in its directory.
 _LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """Where a run keeps what it makes; only the main rank writes here."""
+    """Directory of a run. Only the main rank writes to it."""
 
     path: Path
     given: bool = True
-    """Whether the user named it; a name of our own may give way to one beside it."""
+    """Whether the user named the directory. If not, the run may use another name."""
 
     @property
     def config_file(self) -> Path:
@@ -65,7 +65,7 @@ class RunDir:
 
     @classmethod
     def named(cls, path: Path | None, task: str) -> "RunDir":
-        """For a new run, by default named after the time; nothing is made or looked at yet."""
+        """Return the directory of a new run, by default named after the time. Nothing is created yet."""
         return cls(path or RUNS / _folder(task) / _now(), given=path is not None)
 
     @classmethod
@@ -74,7 +74,7 @@ class RunDir:
         return cls(RUNS / _folder(task) / f"{_now()}_{secrets.token_hex(3)}")
 
     def check_new(self) -> None:
-        """Whether a new run can be here; nothing is made, so that one that cannot start leaves nothing."""
+        """Raise UserError if a new run cannot use the directory. Nothing is created."""
         path = self.path
         nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
         if not nearest.is_dir():
@@ -138,8 +138,8 @@ class RunDir:
 
     @classmethod
     def open(cls, run: str, task: str | None = None) -> "RunDir":
-        """An existing run: its directory, one of its checkpoint files, or `auto` for the newest (of `task`) under
-        runs/."""
+        """Return an existing run, given its directory, one of its checkpoint files, or `auto` for the newest run (of
+        `task`)."""
         if run == AUTO:
             return cls._newest(task)
         if not os.path.exists(run):
@@ -151,14 +151,14 @@ class RunDir:
         raise UserError(f"{run} is not a run: it has no run.yaml")
 
     def result(self) -> dict[str, Any]:
-        """What result.json says; nothing if there is none that can be read."""
+        """Return the content of result.json; empty if there is no readable file."""
         try:
             return parse_json(read_text(self.result_file))
         except (OSError, ValueError):
             return {}
 
     def is_held(self) -> bool:
-        """Return whether a process trains in the directory at present, see `held`."""
+        """Return whether a process is training in the directory, see `held`."""
         try:
             directory = os.open(self.path, os.O_RDONLY)
         except OSError:
@@ -169,7 +169,7 @@ class RunDir:
             os.close(directory)
 
     def mark_ended(self, status: str, cause: str | None = None) -> bool:
-        """Write how the run ended to result.json if its ranks ended before they could; return whether that was so."""
+        """Write to result.json how the run ended if its ranks could not. Return whether this was the case."""
         result = self.result()
         if result.get("status") != "running":
             return False
@@ -181,7 +181,7 @@ class RunDir:
         folder = RUNS / _folder(task) if task else RUNS
         pattern = "*/run.yaml" if task else "*/*/run.yaml"
         runs = [cls(file.parent) for file in folder.glob(pattern)] if os.path.isdir(folder) else []
-        # A restarted or requeued worker resolves `auto` again, and must find the run that it trained before.
+        # A restarted or requeued worker resolves `auto` again and must find the run that it trained before.
         launch = this_launch()
         for run in runs if launch.agents or launch.job else ():
             result = run.result()
@@ -224,8 +224,8 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def _runs_of_checkpoint(file: Path) -> list[Path]:
-    """The directories that may be the run of a checkpoint file: as the path says, also from inside checkpoints/, and
-    then where a symbolic link leads."""
+    """Return the directories that may hold the run of a checkpoint file: by its path, also from inside checkpoints/,
+    and by the target of a symbolic link."""
     named = [file, Path(os.path.abspath(file)), Path(os.path.realpath(file))]
     return [path.parent.parent for path in named if path.parent.name == "checkpoints"]
 
@@ -243,7 +243,7 @@ def _lock(directory: int) -> bool | None:
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Whole or not at all, also across a power cut: write beside it, fsync, rename, fsync the directory."""
+    """Write a file atomically, also with respect to a power failure."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as f:
@@ -254,7 +254,7 @@ def write_atomically(file: Path, content: bytes) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
     finally:
-        # What made the write fail, such as a file system that became read-only, may make this fail too.
+        # The reason why the write failed, such as a read-only file system, may make this fail too.
         with suppress(OSError):
             part.unlink(missing_ok=True)
     directory = os.open(file.parent, os.O_RDONLY)
@@ -265,5 +265,5 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 
 def _folder(task: str) -> str:
-    """One folder for each task, also where its name has a slash, as some of Gymnasium's have."""
+    """Return the folder name of a task. Names of Gymnasium's tasks may have a slash."""
     return task.replace("/", "_")

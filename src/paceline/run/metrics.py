@@ -1,4 +1,4 @@
-"""What an iteration gave, for people: TensorBoard and the console."""
+"""Metrics of a run: means over episodes, TensorBoard and the console."""
 
 import math
 import time
@@ -11,27 +11,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.validation import shown
 
-# Means are taken over at least so many of the latest episodes, so that they do not jump from iteration to iteration.
+# Minimum number of latest episodes that a mean covers, so that it is not noisy.
 EPISODES = 100
-# Without a terminal a line is printed at most this often.
+# Minimum time between two lines where the output is not a terminal, s.
 PLAIN_SECONDS = 5.0
 
 
 class EpisodeMeans:
-    """Means over the latest episodes, from the sums that each iteration brings."""
+    """Means over the latest episodes, from the sums of each iteration."""
 
     def __init__(self) -> None:
         self._sums: deque[dict[str, float]] = deque()
 
     def add(self, sums: dict[str, float]) -> None:
-        """Sums over the episodes that ended in an iteration, `episodes` being their number."""
+        """Add the sums over the episodes that ended in an iteration; `episodes` is their number."""
         if sums["episodes"]:
             self._sums.append(sums)
         while sum(s["episodes"] for s in list(self._sums)[1:]) >= EPISODES:
             self._sums.popleft()
 
     def means(self) -> dict[str, float]:
-        """By name; empty before the first episode has ended."""
+        """Return the means by name; empty before the first episode has ended."""
         episodes = sum(s["episodes"] for s in self._sums)
         names = [name for name in self._sums[0] if name != "episodes"] if self._sums else []
         return {name: sum(s[name] for s in self._sums) / episodes for name in names}
@@ -40,7 +40,8 @@ class EpisodeMeans:
         return {"sums": list(self._sums)}
 
     def load_state(self, state: dict, names: Iterable[str]) -> None:
-        """Take the sums of a checkpoint, where they have these names: a task may have other rewards by now."""
+        """Restore the sums of a checkpoint. Sums with other names are dropped: the task may have other rewards by
+        now."""
         for sums in state["sums"]:
             if (
                 not all(type(number) in (int, float) for number in sums.values())
@@ -51,7 +52,8 @@ class EpisodeMeans:
 
 
 class TensorBoard:
-    """One event file per session; a resumed one hides what an earlier session wrote past its checkpoint."""
+    """Writes one event file per session. After a resume, TensorBoard hides what an earlier session wrote past the
+    checkpoint."""
 
     def __init__(self, directory: Path, first_iteration: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -80,7 +82,7 @@ def _order_before(directory: Path, now: int) -> None:
 
 
 class ConsoleProgress:
-    """A live bar on a terminal; elsewhere a plain line now and then."""
+    """A progress bar on a terminal; a line every few seconds elsewhere."""
 
     def __init__(self, console: Console, first_iteration: int, iterations: int, max_episode_steps: int):
         self._console, self._iterations, self._episode_steps = console, iterations, max_episode_steps

@@ -1,4 +1,4 @@
-"""What is installed, as far as a run depends on it."""
+"""Versions of the packages that a run depends on."""
 
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -10,7 +10,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """By package; those that are not here are left out."""
+    """Return the version of each installed package."""
     found = {"python": python_version()}
     for package in _PACKAGES:
         try:
