@@ -1,4 +1,4 @@
-"""A checkpoint that somebody changed, opened as play, export and resume do."""
+"""A modified checkpoint is opened as play, export and resume do."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ def run(tiny_run: Path, tmp_path: Path) -> Path:
 
 
 def changed(run: Path, change: Change) -> Path:
-    """The run's newest checkpoint, after `change`."""
+    """Return the newest checkpoint of the run after `change`."""
     state = checkpoint.load(checkpoint.newest(run / "checkpoints"))
     change(state)
     return checkpoint.save(run / "checkpoints", 2, state, 3, best=False)

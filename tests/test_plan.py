@@ -1,4 +1,4 @@
-"""Where a run is stored and what it starts from, when the user names its directory."""
+"""Where a run is stored and what it starts from when the user names its directory."""
 
 import dataclasses
 from pathlib import Path

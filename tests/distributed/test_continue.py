@@ -1,4 +1,4 @@
-"""Which run a start continues: real launchers, real restarts."""
+"""Tests of which run a start continues, with real launchers and real restarts."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""k ranks are one learner: the same worlds, and the same update."""
+"""k ranks equal one learner: the same envs and the same update."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ ITERATIONS, SEED = 4, 5
 
 
 def learn(worlds: list[range], rank: Rank) -> dict[str, Any]:
-    """All that should not depend on how the worlds are spread, after each of some iterations."""
+    """Return everything that must not depend on the number of ranks, after each of some iterations."""
     torch.set_num_threads(1)
     group = Group(rank)
     own = worlds[rank.index]

@@ -1,4 +1,4 @@
-"""Who this process is, from what a launcher or a platform sets; and commands that are not ranks whatever is set."""
+"""The rank from the variables that a launcher or a platform sets, and commands that ignore them."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ LAUNCHED = variables(0, 2, 29500)
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The variables of rank 0 of 2."""
+    """Set the variables of rank 0 of 2."""
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
@@ -114,7 +114,7 @@ def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tm
 
 
 def error_of(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command prints, in this process, when it ends with 2."""
+    """Return what the command prints in this process when it exits with 2."""
     patch.setattr(sys, "argv", ["paceline", *words])
     assert main() == 2
     return capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A checkpoint of any number of ranks goes on with any other."""
+"""A checkpoint of any number of ranks continues with any other number."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ CONFIG = TrainConfig(
 
 
 def go_on(path: Path, iterations: int, **changes: Any) -> dict[str, Any]:
-    """A run, or two more iterations of it, on whatever ranks this process is one of."""
+    """Train a run, or two more iterations of it, on the ranks of this process's launcher."""
     run = RunDir(path)
     resume_from = checkpoint.newest(run.checkpoints) if iterations > 2 else None
     config = dataclasses.replace(CONFIG, max_iterations=iterations, **changes)

@@ -1,4 +1,4 @@
-"""Several ranks from one command, or under a launcher; and what they must agree on."""
+"""Several ranks from one command or under a launcher, and what must be equal on all of them."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], 
 
 
 def of_two_ranks(cwd: Path, site: tuple[Path, Path], words: tuple[list[str], list[str]]) -> list[tuple[int, str]]:
-    """Exit codes and complaints of two ranks that were told different things."""
+    """Return exit codes and error output of two ranks with different arguments."""
     port = free_port()
     processes = [
         start(cwd, site[i], "train", "faulty", "--run-dir", "run", *words[i], **variables(i, 2, port)) for i in (0, 1)
@@ -199,7 +199,7 @@ def test_a_rank_that_waits_for_the_main_rank_ends_at_a_signal(number: signal.Sig
         port = silent.getsockname()[1]
         process = start(tmp_path, site, "train", "faulty", **variables(1, 2, port))
         try:
-            # Then the rank is inside torch's store, which waits for an answer for minutes.
+            # The rank is then inside torch's store, which waits for an answer for minutes.
             connection, _ = silent.accept()
             process.send_signal(number)
             assert process.wait(10.0) == 130

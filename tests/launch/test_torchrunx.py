@@ -19,7 +19,7 @@ from tests.distributed.namespaces import Node, network
 from tests.signals import processes_of_group
 
 SECONDS = 60.0
-# torchrunx gives a rank that does not end 30 s.
+# torchrunx waits 30 s for a rank that does not end.
 SOON = 45.0
 TORCHRUNX = ["--gpu-ids", "none", "--launcher", "torchrunx"]
 SMALL = ["train", "cartpole", *TORCHRUNX, "--num-envs", "6", "--ppo.horizon", "8", "--ppo.hidden", "8"]
@@ -42,7 +42,7 @@ def result(tmp_path: Path) -> dict[str, Any]:
 
 
 def on_this_host(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Two ranks."""
+    """Start two ranks."""
     with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *words) as process:
         try:
             said, complained = process.communicate(timeout=SECONDS)
@@ -108,7 +108,8 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
 
 @contextmanager
 def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
-    """Two nodes with a real sshd on each, and one to call them from; a fault on order happens on the former."""
+    """Two nodes with a real sshd on each, and a third from which they are called; a requested fault occurs on the
+    first two."""
     keys, settings = tmp_path / "home" / ".ssh", tmp_path / "sshd_config"
     keys.mkdir(parents=True)
     for key in ("host", "user"):
@@ -128,8 +129,8 @@ def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
 
 
 def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[int, str]:
-    """From the third node, the command that trains on the other two; its exit code and what it said. Then on those two
-    only sshd may be left."""
+    """Run the command that trains on the first two nodes from the third. Return its exit code and output. Afterwards
+    only sshd may run on the two."""
     said, home = tmp_path / "said.log", str(tmp_path / "home")
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Training under nohup continues after its terminal is closed: a real pseudo-terminal, a real interactive shell."""
+"""Training under nohup continues after its terminal is closed: a real pseudo-terminal and a real interactive shell."""
 
 import json
 import os
@@ -30,7 +30,7 @@ COMMANDS = {
 
 @contextmanager
 def terminal(cwd: Path) -> Iterator[int]:
-    """An interactive shell on a terminal, which is closed at the end; the file descriptor to type into."""
+    """Start an interactive shell on a terminal that is closed at the end; yield the file descriptor to write to."""
     master, slave = os.openpty()
     shell = subprocess.Popen(
         [*DEFAULT_SIGNALS, "setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"],

@@ -1,4 +1,4 @@
-"""Output that goes away: training ends well without it, and other commands say so."""
+"""Training completes without its output; other commands report that they cannot write."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def test_ranks_train_to_the_end_without_output_and_with_a_log_on_a_full_disk(tmp
 
 def test_training_goes_on_when_its_terminal_goes_away(tmp_path: Path):
     ours, theirs = pty.openpty()
-    # In a session of its own the process gets no SIGHUP, as under nohup.
+    # In a new session the process gets no SIGHUP, as under nohup.
     process = subprocess.Popen(
         [*TRAIN, "--max-iterations", "100000", "--checkpoint-every", "1", "--run-dir", "run"],
         cwd=tmp_path,
@@ -78,7 +78,7 @@ def test_training_goes_on_when_its_terminal_goes_away(tmp_path: Path):
         first = json.loads((tmp_path / "run" / "result.json").read_text())
         assert first["status"] == "running"
         lost_at = iteration(tmp_path / "run")
-        # The bar is drawn ten times a second.
+        # The progress bar is refreshed ten times per second.
         deadline = time.monotonic() + 60.0
         while iteration(tmp_path / "run") < lost_at + 50:
             assert process.poll() is None
@@ -93,7 +93,7 @@ def test_training_goes_on_when_its_terminal_goes_away(tmp_path: Path):
 
 
 def iteration(run: Path) -> int:
-    """Of the newest checkpoint."""
+    """Return the iteration of the newest checkpoint."""
     files = checkpoint.listing(run / "checkpoints")
     return int(files[-1].stem.removeprefix("iteration_")) if files else 0
 

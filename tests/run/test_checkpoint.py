@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, nothing executed, errors that help."""
+"""Checkpoints are complete or absent, execute nothing, and give useful errors."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""run.yaml as anyone may have edited it: every wrong value is one line, nothing large is made of a small file."""
+"""An edited run.yaml: every wrong value gives one line, and a small file never expands to a large object."""
 
 import contextlib
 import dataclasses

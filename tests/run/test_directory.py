@@ -1,4 +1,4 @@
-"""How a run is named: its directory or one of its checkpoint files, from anywhere."""
+"""A run is named by its directory or one of its checkpoint files, from any directory."""
 
 import errno
 import fcntl
