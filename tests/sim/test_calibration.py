@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from paceline.robots import g1, go1
+from paceline.robots.legged import G1, GO1
 from paceline.sim.calibration import measured
 
 
@@ -20,7 +20,7 @@ def dropped(model: mujoco.MjModel, seconds: float, seed: int) -> tuple[int, int]
     return contacts, constraints
 
 
-@pytest.mark.parametrize("robot", [go1, g1])
+@pytest.mark.parametrize("robot", [GO1, G1], ids=["go1", "g1"])
 def test_a_robot_that_falls_has_room(robot):
     model = robot.scene().compile()
     room = measured(model)
@@ -31,5 +31,5 @@ def test_a_robot_that_falls_has_room(robot):
 
 
 def test_it_is_the_same_every_time():
-    model = go1.scene().compile()
+    model = GO1.scene().compile()
     assert measured(model) == measured(model)
