@@ -20,7 +20,7 @@ from paceline import doctor
 from paceline.distributed.rank import Rank
 from paceline.doctor import Finding, as_json, examine, table
 from paceline.errors import UserError
-from paceline.memory_estimate import least_bytes
+from paceline.memory_estimate import min_bytes
 from tests.distributed.ranks import free_port, variables
 
 WORKER = """
@@ -123,7 +123,7 @@ def test_ranks_in_one_memory_need_it_each():
 
 def test_on_warp_the_engine_s_arrays_count_too():
     entry = doctor.registry.find("cartpole")
-    assert least_bytes(entry, 16, "warp") > least_bytes(entry, 16, "mujoco") + 16 * 1000
+    assert min_bytes(entry, 16, "warp") > min_bytes(entry, 16, "mujoco") + 16 * 1000
 
 
 def test_a_run_directory_that_cannot_be_made_fails(tmp_path: Path):

@@ -33,7 +33,7 @@ from paceline.device.memory import free_host_bytes
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
 from paceline.errors import UserError
-from paceline.memory_estimate import least_bytes
+from paceline.memory_estimate import min_bytes
 from paceline.run.directory import RUNS
 from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
@@ -393,7 +393,7 @@ def _memory_fit(entry: Entry, num_envs: int | None, engine: str, device: torch.d
     worlds = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
     at_least_one("--num-envs", worlds)
     few, many = SAMPLE_WORLDS
-    small, large = least_bytes(entry, few, engine), least_bytes(entry, many, engine)
+    small, large = min_bytes(entry, few, engine), min_bytes(entry, many, engine)
     per_world = (large - small) / (many - few)
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else free_host_bytes()
     return _fit(worlds, small - few * per_world, per_world, free, sharers)

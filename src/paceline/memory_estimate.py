@@ -8,31 +8,36 @@ import mujoco
 import torch
 
 from paceline.env.robot_env import RobotEnv
-from paceline.sim.calibration import measured
+from paceline.sim.calibration import measure_capacity
 from paceline.tasks.registry import Entry, EnvEntry
 
 
-def least_bytes(entry: Entry, worlds: int, engine: str) -> int:
-    """The env's state, its engine's arrays, one rollout, and a layer's input and output as the critic looks at it all.
-    Networks, further copies, compiled code and what the libraries take for themselves come on top."""
+def min_bytes(entry: Entry, num_envs: int, engine: str) -> int:
+    """Return a lower bound of the memory that training needs, in bytes.
+
+    It contains the state of the envs, the arrays of the engine, one rollout, and the input and output of the widest
+    layer when the critic evaluates the whole rollout. It does not contain parameters, further copies, compiled code and
+    the memory of the libraries.
+    """
     options = entry.task()
     if isinstance(entry, EnvEntry):
-        env = entry.make(options, num_envs=worlds, device=torch.device("cpu"), seed=0, first_env=0)
+        env = entry.make(options, num_envs=num_envs, device=torch.device("cpu"), seed=0, first_env=0)
     else:
-        env = RobotEnv(options, worlds, "mujoco")
+        env = RobotEnv(options, num_envs, "mujoco")
     env.reset()
-    step = env.step(torch.zeros(worlds, env.num_actions))
-    seen = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
-    step_bytes = sum(tensor.nbytes for tensor in seen)
-    # Floats beside what the env gives: actions, their means, their noise; and the layers, for `obs` and `final_obs`.
-    step_bytes += 4 * worlds * (3 * env.num_actions + 2 * 2 * max(entry.training.hidden_layers))
+    step = env.step(torch.zeros(num_envs, env.num_actions))
+    tensors = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
+    step_bytes = sum(tensor.nbytes for tensor in tensors)
+    # Floats in addition to the env's outputs: actions, their means and noise, and the layers for `obs` and `final_obs`.
+    step_bytes += 4 * num_envs * (3 * env.num_actions + 2 * 2 * max(entry.training.hidden_layers))
     state_bytes = sum(tensor.nbytes for tensor in env.state().values())
-    engine_bytes = _warp_bytes(env.sim.model, worlds) if engine == "warp" and isinstance(env, RobotEnv) else 0
+    engine_bytes = _warp_bytes(env.sim.model, num_envs) if engine == "warp" and isinstance(env, RobotEnv) else 0
     return state_bytes + engine_bytes + entry.training.horizon * step_bytes
 
 
-def _warp_bytes(model: mujoco.MjModel, worlds: int) -> int:
-    """What MuJoCo Warp allocates; on the CPU, where it takes as much as on a GPU and needs no kernel compiled."""
+def _warp_bytes(model: mujoco.MjModel, num_envs: int) -> int:
+    """Return the bytes that MuJoCo Warp allocates. Measured on the CPU, where the sizes are the same and no kernel is
+    compiled."""
     if not find_spec("mujoco_warp"):
         return 0
     import mujoco_warp
@@ -43,7 +48,7 @@ def _warp_bytes(model: mujoco.MjModel, worlds: int) -> int:
             return sum(capacity(getattr(value, field.name)) for field in fields(value))
         return value.capacity if isinstance(value, warp.array) else 0
 
-    room = measured(model)
+    allocated = measure_capacity(model)
     warp.config.log_level = warp.LOG_ERROR
     with warp.ScopedDevice("cpu"):
-        return capacity(mujoco_warp.make_data(model, worlds, nconmax=room.contacts, njmax=room.constraints))
+        return capacity(mujoco_warp.make_data(model, num_envs, nconmax=allocated.contacts, njmax=allocated.constraints))

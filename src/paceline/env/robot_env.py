@@ -243,7 +243,7 @@ class RobotEnv:
         self._episode_step += 1
 
     def _judge_step(self, numbers: _Numbers) -> _Outcome:
-        worlds, failed = self._worlds, None if self.sim.all_well else self.sim.failed
+        worlds, failed = self._worlds, None if self.sim.fault_free else self.sim.failed
         if self._recalls:
             for name, part in self._recalls.advance(worlds, numbers.advance).items():
                 self._memory[name].copy_(part)

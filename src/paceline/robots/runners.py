@@ -7,7 +7,7 @@ from pathlib import Path
 import mujoco
 
 from paceline.errors import UserError
-from paceline.robots.scene import FLOOR, surroundings
+from paceline.robots.scene import load
 
 PHYSICS_HZ = 120.0
 
@@ -56,13 +56,12 @@ def wheel_file(name: str) -> str:
 
 
 def scene(robot: Runner) -> mujoco.MjSpec:
-    """The robot on the ground; the camera "track" follows it. It collides with the ground and not with itself."""
-    spec = mujoco.MjSpec.from_string(f"""
-    <mujoco model="{robot.name}">
-      <option timestep="{1.0 / PHYSICS_HZ!r}" integrator="implicitfast" cone="elliptic" iterations="10"
-        ls_iterations="20"/>
-      {surroundings(FLOOR, robot.start_height)}
-    </mujoco>""")
+    """Return the robot on a floor. It collides with the floor and not with itself. The camera "track" follows it."""
+    spec = load("scene")
+    spec.modelname, spec.stat.center = robot.name, (0.0, 0.0, robot.start_height)
+    option = spec.option
+    option.timestep, option.iterations, option.ls_iterations = 1.0 / PHYSICS_HZ, 10, 20
+    option.integrator, option.cone = mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC
     theirs = mujoco.MjSpec.from_file(wheel_file(robot.name))
     _fit(theirs, robot)
     # What stands in the file beside the body gives way: its solver, its ground, its light.
@@ -107,3 +106,50 @@ def _fit(spec: mujoco.MjSpec, robot: Runner) -> None:
             ctrlrange=[-1.0, 1.0],
             ctrllimited=True,
         )
+
+
+def _ant_leg(number: int, side: int) -> dict[str, Joint]:
+    """`side` is the ankle's sense of bending."""
+    bent = sorted((side * 30.0, side * 100.0))
+    return {
+        f"hip_{number}": Joint(torque=7.5, range=(-40.0, 40.0), armature=0.01, damping=0.1),
+        f"ankle_{number}": Joint(7.5, (bent[0], bent[1]), armature=0.01, damping=0.1, start=side * 45.0),
+    }
+
+
+ANT = Runner("ant", start_height=0.5, joints=_ant_leg(1, 1) | _ant_leg(2, -1) | _ant_leg(3, -1) | _ant_leg(4, 1))
+
+
+def _humanoid_leg(side: str) -> dict[str, Joint]:
+    return {
+        f"{side}_hip_x": Joint(torque=45.0, range=(-45.0, 15.0), armature=0.01, damping=5.0, stiffness=10.0),
+        f"{side}_hip_z": Joint(45.0, (-60.0, 35.0), 0.01, 5.0, 10.0),
+        f"{side}_hip_y": Joint(135.0, (-120.0, 45.0), 0.01, 5.0, 20.0),
+        f"{side}_knee": Joint(90.0, (-160.0, 2.0), 0.007, 0.1, 5.0),
+    }
+
+
+def _humanoid_arm(side: str, shoulder: tuple[float, float]) -> dict[str, Joint]:
+    """The shoulders' axes are each other's mirror images, and so are their ranges."""
+    return {
+        f"{side}_shoulder1": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
+        f"{side}_shoulder2": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
+        f"{side}_elbow": Joint(45.0, (-90.0, 50.0), 0.006, 1.0, 2.0),
+    }
+
+
+_HUMANOID_TRUNK = {
+    "abdomen_z": Joint(67.5, (-45.0, 45.0), 0.02, 5.0, 20.0),
+    "abdomen_y": Joint(67.5, (-75.0, 30.0), 0.01, 5.0, 20.0),
+    "abdomen_x": Joint(67.5, (-35.0, 35.0), 0.01, 5.0, 10.0),
+}
+
+HUMANOID = Runner(
+    "humanoid",
+    start_height=1.34,
+    joints=_HUMANOID_TRUNK
+    | _humanoid_leg("right")
+    | _humanoid_leg("left")
+    | _humanoid_arm("right", (-90.0, 70.0))
+    | _humanoid_arm("left", (-70.0, 90.0)),
+)

@@ -15,7 +15,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
-from paceline.robots import go1
+from paceline.robots.legged import GO1_LEGS
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Velocity
@@ -123,7 +123,7 @@ def test_the_policy_sees_noise_and_the_critic_does_not():
 
 def test_worlds_differ_in_grip_and_mass():
     env = RobotEnv(Go1Velocity(), 64)
-    feet = [env.sim.model.geom(f"{leg}_foot").id for leg in go1.LEGS]
+    feet = [env.sim.model.geom(f"{leg}_foot").id for leg in GO1_LEGS]
     friction = env.sim.field("geom_friction")[:, feet, 0]
     assert (friction == friction[:, :1]).all()
     assert friction.min() >= 0.4

@@ -45,7 +45,7 @@ def test_robots_start_in_the_middle_of_their_patch_standing_on_it():
     ground = torch.from_numpy(QUIET.terrain.heights().copy())[cells[:, 1], cells[:, 0]]
     assert ground.max() > 1.0
     assert ground.min() < -1.0
-    torch.testing.assert_close(env.sim.qpos[:, 2] - ground, torch.full((64,), QUIET.legged.height + 0.02))
+    torch.testing.assert_close(env.sim.qpos[:, 2] - ground, torch.full((64,), QUIET.legged.default_height + 0.02))
     for _ in range(20):
         assert not env.step(stand(env)).terminated.any()
 
@@ -94,7 +94,7 @@ def at_the_end(env: RobotEnv, level: Tensor, kind: Tensor) -> dict[str, Tensor]:
     state["sim/qpos"][:, 0], state["sim/qpos"][:, 1] = QUIET.terrain.middle(level, kind)
     table = torch.from_numpy(QUIET.terrain.heights().copy())
     ground = QUIET.terrain.height_at(table, state["sim/qpos"][:, 0], state["sim/qpos"][:, 1])
-    state["sim/qpos"][:, 2] = QUIET.legged.height + ground
+    state["sim/qpos"][:, 2] = QUIET.legged.default_height + ground
     state["memory/command"].zero_()
     state["episode_step"].fill_(env.max_episode_steps - 1)
     return state
@@ -186,7 +186,7 @@ def test_the_scan_is_what_rays_find_in_the_trunks_heading():
                 above = np.array([x + cos * ahead - sin * left, y + sin * ahead + cos * left, 5.0])
                 down = np.array([0.0, 0.0, -1.0])
                 found.append(5.0 - mujoco.mj_ray(model, data, above, down, ground_only, 1, -1, hit))
-        expected = np.clip(np.array(found) - z + QUIET.legged.height, -1.0, 1.0)
+        expected = np.clip(np.array(found) - z + QUIET.legged.default_height, -1.0, 1.0)
         np.testing.assert_allclose(scan, expected, atol=1e-3)
     assert np.ptp(scans, axis=1).min() > 0.01
 
@@ -208,7 +208,9 @@ def test_how_high_the_ground_is_makes_no_difference():
     env = RobotEnv(QUIET, 2)
     kinds = torch.tensor([KINDS.index("stairs down"), KINDS.index("stairs up")]).float()
     state = at_the_end(env, torch.full((2,), 9.0), kinds)
-    assert state["sim/qpos"][:, 2].tolist() == pytest.approx([QUIET.legged.height + z for z in (1.6, -1.6)], abs=1e-5)
+    assert state["sim/qpos"][:, 2].tolist() == pytest.approx(
+        [QUIET.legged.default_height + z for z in (1.6, -1.6)], abs=1e-5
+    )
     state["sim/qpos"][:, 2] += 0.1
     state["sim/qpos"][1, 3:], state["sim/qvel"][1] = state["sim/qpos"][0, 3:].clone(), state["sim/qvel"][0].clone()
     env.load_state(state)

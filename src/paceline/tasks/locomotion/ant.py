@@ -3,21 +3,9 @@
 from dataclasses import dataclass
 
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots.runners import Joint, Runner
+from paceline.robots.runners import ANT
 from paceline.tasks.locomotion.locomotion_task import Running
 from paceline.tasks.registry import TaskEntry
-
-
-def _leg(number: int, side: int) -> dict[str, Joint]:
-    """`side` is the ankle's sense of bending."""
-    bent = sorted((side * 30.0, side * 100.0))
-    return {
-        f"hip_{number}": Joint(torque=7.5, range=(-40.0, 40.0), armature=0.01, damping=0.1),
-        f"ankle_{number}": Joint(7.5, (bent[0], bent[1]), armature=0.01, damping=0.1, start=side * 45.0),
-    }
-
-
-ANT = Runner("ant", start_height=0.5, joints=_leg(1, 1) | _leg(2, -1) | _leg(3, -1) | _leg(4, 1))
 
 
 @dataclass(frozen=True)

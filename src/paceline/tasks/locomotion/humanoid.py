@@ -3,40 +3,9 @@
 from dataclasses import dataclass
 
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots.runners import Joint, Runner
+from paceline.robots.runners import HUMANOID
 from paceline.tasks.locomotion.locomotion_task import Running
 from paceline.tasks.registry import TaskEntry
-
-
-def _leg(side: str) -> dict[str, Joint]:
-    return {
-        f"{side}_hip_x": Joint(torque=45.0, range=(-45.0, 15.0), armature=0.01, damping=5.0, stiffness=10.0),
-        f"{side}_hip_z": Joint(45.0, (-60.0, 35.0), 0.01, 5.0, 10.0),
-        f"{side}_hip_y": Joint(135.0, (-120.0, 45.0), 0.01, 5.0, 20.0),
-        f"{side}_knee": Joint(90.0, (-160.0, 2.0), 0.007, 0.1, 5.0),
-    }
-
-
-def _arm(side: str, shoulder: tuple[float, float]) -> dict[str, Joint]:
-    """The shoulders' axes are each other's mirror images, and so are their ranges."""
-    return {
-        f"{side}_shoulder1": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
-        f"{side}_shoulder2": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
-        f"{side}_elbow": Joint(45.0, (-90.0, 50.0), 0.006, 1.0, 2.0),
-    }
-
-
-_TRUNK = {
-    "abdomen_z": Joint(67.5, (-45.0, 45.0), 0.02, 5.0, 20.0),
-    "abdomen_y": Joint(67.5, (-75.0, 30.0), 0.01, 5.0, 20.0),
-    "abdomen_x": Joint(67.5, (-35.0, 35.0), 0.01, 5.0, 10.0),
-}
-
-HUMANOID = Runner(
-    "humanoid",
-    start_height=1.34,
-    joints=_TRUNK | _leg("right") | _leg("left") | _arm("right", (-90.0, 70.0)) | _arm("left", (-70.0, 90.0)),
-)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ from torch import Tensor
 
 from paceline.env.task import Start, Worlds
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots import g1
-from paceline.robots.own_model import with_robot
+from paceline.robots.legged import G1
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.velocity.velocity_task import Legged, Velocity
+from paceline.tasks.velocity.velocity_task import Velocity
 from paceline.validation import above_zero, options
 
-_MOTORS = tuple(link.hinge.motor for link in g1.LINKS)
 # How much it costs to bend a joint away from the home pose: little for those that walk, more for all others.
 _STIFF = {"hip_pitch": 0.02, "knee": 0.02, "ankle_pitch": 0.02, "ankle_roll": 0.2, "wrist": 0.1, "elbow": 0.2}
 _STIFF_OTHERWISE = 0.5
@@ -23,7 +21,7 @@ _LIFT = 0.08
 
 
 def _stiffness(name: str) -> float:
-    return next((cost for part, cost in _STIFF.items() if name.startswith(part)), _STIFF_OTHERWISE)
+    return next((cost for part, cost in _STIFF.items() if part in name), _STIFF_OTHERWISE)
 
 
 @dataclass(frozen=True)
@@ -39,29 +37,20 @@ class G1Velocity(Velocity):
     smallest_height: float = 0.45
     """Of the pelvis, metres; below it the episode ends."""
 
-    legged = Legged(
-        height=g1.STANDING_HEIGHT,
-        angles=g1.HOME_QPOS[7:],
-        kp=tuple(motor.kp for motor in _MOTORS),
-        kd=tuple(motor.kd for motor in _MOTORS),
-        torque=tuple(motor.torque for motor in _MOTORS),
-        feet=("left_foot", "right_foot"),
-        soles=".*_foot_.*",
-        trunk="torso_link",
-    )
+    legged = G1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         options(above_zero, self, "stride_seconds")
 
     def model(self) -> mujoco.MjModel:
-        return with_robot(g1.scene(), self.robot).compile()
+        return G1.scene(self.robot).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         # The compiled model's, because a robot from a file has its own; the first joint is free.
         low, high = (0.95 * self.model().jnt_range[1:]).T.tolist()
         return super().constants() | {
-            "stiff": tuple(_stiffness(link.name) for link in g1.LINKS),
+            "stiff": tuple(map(_stiffness, G1.joint_names)),
             "low": tuple(low),
             "high": tuple(high),
         }

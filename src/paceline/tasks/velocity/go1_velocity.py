@@ -8,12 +8,9 @@ from torch import Tensor
 
 from paceline.env.task import Worlds
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots import go1
-from paceline.robots.own_model import with_robot
+from paceline.robots.legged import GO1, GO1_LEGS
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.velocity.velocity_task import Legged, Velocity
-
-_MOTORS = (go1.GO1.hip_joint, go1.GO1.thigh_joint, go1.GO1.calf_joint) * len(go1.LEGS)
+from paceline.tasks.velocity.velocity_task import Velocity
 
 
 @dataclass(frozen=True)
@@ -23,19 +20,10 @@ class Go1Velocity(Velocity):
     smallest_up: float = 0.35
     """The vertical part of the trunk's own up; below it the episode ends."""
 
-    legged = Legged(
-        height=go1.GO1.home_height,
-        angles=go1.GO1.home_angles,
-        kp=tuple(motor.kp for motor in _MOTORS),
-        kd=tuple(motor.kd for motor in _MOTORS),
-        torque=tuple(motor.torque for motor in _MOTORS),
-        feet=tuple(f"{leg}_foot" for leg in go1.LEGS),
-        soles=".*_foot",
-        trunk="trunk",
-    )
+    legged = GO1
 
     def model(self) -> mujoco.MjModel:
-        return with_robot(go1.scene(), self.robot).compile()
+        return GO1.scene(self.robot).compile()
 
     def terminated(self, worlds: Worlds) -> Tensor:
         fallen = worlds.sensor("upvector")[:, 2] < self.smallest_up
@@ -46,7 +34,7 @@ class Go1Velocity(Velocity):
         command, landed, moving = worlds.memory["command"], worlds.memory["landed"], self.moving(worlds)
         off = (velocity[:, :2] - command[:, :2]).square().sum(1)
         off_turn = (gyro[:, 2] - command[:, 2]).square()
-        thighs = sum((worlds.sensor(f"{leg}_thigh_contact")[:, 0] > 0.0).float() for leg in go1.LEGS)
+        thighs = sum((worlds.sensor(f"{leg}_thigh_contact")[:, 0] > 0.0).float() for leg in GO1_LEGS)
         bent = (worlds.qpos[:, 7:] - worlds.constants["home"]).abs().sum(1)
         each = {
             "velocity": 1.5 * torch.exp(-4.0 * off),

@@ -13,8 +13,7 @@ from torch import Tensor
 from paceline.env.task import Start, Worlds
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
-from paceline.robots import go1
-from paceline.robots.own_model import with_robot
+from paceline.robots.legged import GO1
 from paceline.robots.terrain import KINDS, Terrain
 from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
@@ -68,8 +67,8 @@ class Go1VelocityRough(Go1Velocity):
         return super().step_numbers + len(_SCAN)
 
     def model(self) -> mujoco.MjModel:
-        scene = with_robot(go1.scene(ground=""), self.robot)
-        self.terrain.add_to(scene)
+        scene = GO1.scene(self.robot)
+        self.terrain.replace_floor(scene)
         # The origin, where four patches meet, is no place to stand; the first level of waves is, at height zero.
         home = scene.keys[0]
         home.qpos = [*self.terrain.middle(0.0, 0.0), *list(home.qpos)[2:]]

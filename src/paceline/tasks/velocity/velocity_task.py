@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.env.randomization import Randomization
 from paceline.env.task import MOST_REMEMBERED_STEPS, Command, Senses, Start, Worlds
 from paceline.errors import UserError
+from paceline.robots.legged import LeggedRobot
 from paceline.validation import above_zero, at_least_one, finite_options, not_negative, options, within_unit
 
 _TIMESTEP = 0.005
@@ -25,33 +26,13 @@ _TRUNK_NOISE, _ANGLE_NOISE, _SPEED_NOISE = (*[0.1] * 3, *[0.2] * 3, *[0.05] * 3)
 
 
 @dataclass(frozen=True)
-class Legged:
-    """What the tasks know of a robot. Joints are in the model's order, after a free joint."""
-
-    height: float
-    """Of the trunk, standing."""
-    angles: tuple[float, ...]
-    """Of the joints, standing."""
-    kp: tuple[float, ...]
-    kd: tuple[float, ...]
-    torque: tuple[float, ...]
-    """The joints' limits, N m."""
-    feet: tuple[str, ...]
-    """Each has the sensors NAME_contact and NAME_velocity."""
-    soles: str
-    """The geoms that stand on the ground, as a regular expression."""
-    trunk: str
-    """The body that carries what is put on the robot."""
-
-
-@dataclass(frozen=True)
 class Velocity(ABC):
     """Commands are the trunk's velocity forward and to the left, and its turn to the left.
 
     The model has the sensors `velocity`, `gyro` and `upvector`, in the trunk's own frame.
     """
 
-    legged: ClassVar[Legged]
+    legged: ClassVar[LeggedRobot]
 
     episode_seconds: float = 20.0
     decimation: int = 4
@@ -109,16 +90,16 @@ class Velocity(ABC):
             return ()
         legged = self.legged
         return (
-            Randomization("geom_friction", 0.4, 1.2, names=legged.soles, how="set", column=0, together=True),
-            Randomization("body_mass", -1.0, 2.0, names=legged.trunk, how="add", when="once"),
-            Randomization("body_ipos", -0.03, 0.03, names=legged.trunk, how="add", column=0, when="once"),
+            Randomization("geom_friction", 0.4, 1.2, names=legged.foot_geoms, how="set", column=0, together=True),
+            Randomization("body_mass", -1.0, 2.0, names=legged.torso, how="add", when="once"),
+            Randomization("body_ipos", -0.03, 0.03, names=legged.torso, how="add", column=0, when="once"),
             # Stronger and weaker motors: stiffness and damping alike.
             Randomization("actuator_gainprm", 0.9, 1.1, also="actuator_biasprm", when="once"),
         )
 
     @property
     def num_actions(self) -> int:
-        return len(self.legged.angles)
+        return len(self.legged.joint_names)
 
     @property
     def reset_numbers(self) -> int:
@@ -140,14 +121,14 @@ class Velocity(ABC):
     def constants(self) -> dict[str, tuple[float, ...]]:
         robot = self.legged
         return {
-            "home": robot.angles,
+            "home": robot.default_joint_pos,
             "height": (self._height(),),
             "noise": (*_TRUNK_NOISE, *[_ANGLE_NOISE] * self.num_actions, *[_SPEED_NOISE] * self.num_actions),
             # Radians of an action of 1.
-            "scale": tuple(self.action_scale * most / kp for most, kp in zip(robot.torque, robot.kp, strict=True)),
+            "scale": robot.action_scale(self.action_scale),
             "kp": robot.kp,
             "kd": robot.kd,
-            "torque": robot.torque,
+            "torque": robot.effort_limit,
             "fastest": (self.forward_speed, self.sideways_speed, self.turn_speed),
         }
 
@@ -162,7 +143,7 @@ class Velocity(ABC):
 
     def _height(self) -> float:
         """Of the trunk, standing; another robot's legs may be longer."""
-        return float(self.model().key("home").qpos[2]) if self.robot else self.legged.height
+        return float(self.model().key("home").qpos[2]) if self.robot else self.legged.default_height
 
     def memory(self) -> dict[str, int]:
         feet = len(self.legged.feet)
