@@ -13,8 +13,10 @@ from paceline.process import interrupts
 
 @dataclass(frozen=True)
 class DoctorArguments:
-    """Check devices, versions, network, memory and run directory before training. Under a launcher, all ranks are
-    checked. The exit code is 1 if training would fail."""
+    """Check devices, versions, network, memory and run directory before training.
+
+    Under a launcher, all ranks are checked. Exits with 1 if training would fail.
+    """
 
     task: Annotated[str | None, option("TASK")] = None
     """Also check that the envs of this task fit into memory."""

@@ -44,7 +44,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class TrainArguments(Selection):
-    """Train a policy. `paceline train TASK --help` also lists the options of the task and of the learner."""
+    """Train a policy.
+
+    With a TASK, this page also lists the options of the task and of the learner.
+    """
 
     num_envs: Annotated[int | None, option("N")] = None
     """Number of envs per rank, from 1 to 2^24. The default depends on the task and on the device."""
@@ -226,7 +229,7 @@ def _arguments_class(selection: Selection, native: "Native | None", stored: "Tra
         (_field_of(settings), type(settings), dataclasses.field(default=settings)),
     ]
     kind = dataclasses.make_dataclass("Train", [*general, *groups], bases=(TrainArguments,), frozen=True)
-    kind.__doc__ = f"Train a policy for {task}: {entry.summary}."
+    kind.__doc__ = f"Train a policy for the task {task}.\n\n{entry.summary[:1].upper()}{entry.summary[1:]}."
     return kind
 
 
