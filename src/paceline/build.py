@@ -196,19 +196,6 @@ def trained(run: str, seed: int = 0, renderable: bool = False) -> Trained:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """What a file of RSL-RL's own does not say of its policy."""
-
-    task: str | None = None
-    activation: str | None = None
-    """By RSL-RL's name for it; by default the task's own for RSL-RL."""
-
-
-OURS = Elsewhere()
-"""A run of ours says all of it."""
-
-
-@dataclass(frozen=True)
 class Playable:
     """A policy with one env, on the CPU."""
 
@@ -222,19 +209,22 @@ class Playable:
     """Checkpoint that holds the policy."""
 
 
-def playable(run: str, elsewhere: Elsewhere, seed: int = 0, renderable: bool = False) -> Playable:
-    """The policy of a run of ours, `run` as for `RunDir.open`; or of a file of RSL-RL's, if a task is named."""
-    if elsewhere.task:
-        return _foreign(Path(run), elsewhere.task, elsewhere.activation, seed, renderable)
-    if elsewhere.activation:
-        raise UserError(f"--activation {elsewhere.activation} is for policies trained elsewhere: give --task too")
+def playable(
+    run: str, task: str | None = None, activation: str | None = None, seed: int = 0, renderable: bool = False
+) -> Playable:
+    """Return the policy of a run, `run` as for `RunDir.open`. If `task` is given, `run` is instead a file that RSL-RL
+    wrote outside of Paceline; `activation` is the activation function of that policy, by default the task's."""
+    if task:
+        return _external_policy(Path(run), task, activation, seed, renderable)
+    if activation:
+        raise UserError(f"--activation {activation} is for policies trained outside of Paceline: give --task too")
     if run.endswith(".pt") and Path(run).is_file():
-        raise UserError(f"{run} does not say what it was trained for: give its --task")
+        raise UserError(f"{run} does not contain the name of its task: give its --task")
     env, learner, opened, file = trained(run, seed, renderable)
     return Playable(env, learner.policy(), opened.config().task, learner.iteration, opened.path, file)
 
 
-def _foreign(file: Path, task: str, activation: str | None, seed: int, renderable: bool) -> Playable:
+def _external_policy(file: Path, task: str, activation: str | None, seed: int, renderable: bool) -> Playable:
     entry = registry.find(task)
     config = TrainConfig(task=task, env={}, seed=seed)
     config.check()

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.build import OURS, Elsewhere, playable
+from paceline.build import playable
 from paceline.errors import UserError, unknown
 from paceline.run.directory import write_atomically
 
@@ -21,7 +21,7 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4
 
 
-def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OURS) -> Path:
+def export(run: str, format: str, output: Path | None, task: str | None = None, activation: str | None = None) -> Path:
     """Write the policy, from observations [batch, n] to actions, and return the file.
 
     ONNX names them "obs" and "actions"; what the policy is of is in its metadata, or in paceline.json inside the
@@ -29,7 +29,7 @@ def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OU
     """
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    found = playable(run, elsewhere)
+    found = playable(run, task, activation)
     env, file = found.env, output or found.folder / f"policy{SUFFIXES[format]}"
     if file.exists() and file.samefile(found.file):
         raise UserError(f"{file} would be written over the policy it is made of: choose another --output")

@@ -154,7 +154,7 @@ def test_the_main_rank_of_a_training_run_prints_for_the_others(tmp_path: Path):
 def test_a_rank_that_meets_no_other_prints_its_own_error(
     launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    launcher.setattr("paceline.cli.main._REPORT_SECONDS", 1.0)
+    launcher.setattr("paceline.cli.train.REPORT_SECONDS", 1.0)
     launcher.setenv("MASTER_PORT", str(free_port()))
     launcher.setenv("RANK", "1")
     assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)

@@ -281,7 +281,7 @@ def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Pat
 
     shown = record(str(run.path), tmp_path / "video.mp4", 2.0, 64, 64, 0)
     assert shown.seconds == pytest.approx(2.0)
-    assert shown.episodes >= 3
+    assert shown.num_ended >= 3
     with av.open(str(shown.file)) as container:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     assert frames.shape == (20, 64, 64, 3)

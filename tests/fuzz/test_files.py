@@ -225,7 +225,7 @@ def open_run(run: Path) -> None:
 
 
 def read_command(run: Path) -> None:
-    arguments.read(["--resume", str(run)])
+    arguments.parse(["--resume", str(run)])
 
 
 def test_changed_files_are_refused_in_one_line_and_do_nothing(

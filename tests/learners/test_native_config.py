@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.cli.train_arguments import read as order
+from paceline.cli.train_arguments import parse as order
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.native_config import Native, read

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.robots.legged import G1
-from paceline.view.play import Camera
+from paceline.view.camera import Camera
 
 BODIES = {
     # mass, distance from the parent's joint

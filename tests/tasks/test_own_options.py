@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(words: list[str]) -> dict[str, Any]:
-    order = arguments.read(words)
+    order = arguments.parse(words)
     run = order.run or RunDir(order.arguments.run_dir)
     newest = checkpoint.newest(run.checkpoints) if order.run else None
     return train(order.config, run, Console(quiet=True), newest)
@@ -78,4 +78,4 @@ def test_a_run_with_nested_options_is_trained_resumed_and_opened(run: Path):
     assert (options.ranges, options.robot) == (((0.0, 1.0), (4.0, 5.0)), "anymal")
     assert (options.maybe, options.gains) == (((1, 2), (3,)), {"hip": (1.0, 2.0)})
     assert (options.weights.alive, options.weights.angles, options.limits.high) == (2.0, (0.0, 1.0), (3.0, 4.0))
-    assert opened.config() == arguments.read(["--resume", str(run), "--max-iterations", "2"]).config
+    assert opened.config() == arguments.parse(["--resume", str(run), "--max-iterations", "2"]).config

@@ -12,7 +12,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Command, Worlds
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
-from paceline.view.overlay import METRES_PER_SPEED, Arrows, Episode, Panel, Scores, command_of
+from paceline.view.overlay import ARROW_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of
 from tests.env.lively import Lively
 
 PANEL_HEIGHT = 480
@@ -20,7 +20,7 @@ PANEL_HEIGHT = 480
 
 @dataclass(frozen=True)
 class Shows(Go1Velocity):
-    """Its command is twice what is done, in each direction."""
+    """A task that commands twice the actual velocity."""
 
     def shown(self, worlds: Worlds) -> Command:
         speed = worlds.sensor("velocity")
@@ -28,7 +28,7 @@ class Shows(Go1Velocity):
 
 
 def played(env: RobotEnv, steps: int, action: float = 0.0) -> tuple[Scores, list[dict[str, float]]]:
-    """The scores after some steps, and each step's reward terms, with the return so far."""
+    """Return the scores after some steps and the log of each step."""
     scores, rows = Scores(env), []
     env.reset()
     for _ in range(steps):
@@ -38,7 +38,7 @@ def played(env: RobotEnv, steps: int, action: float = 0.0) -> tuple[Scores, list
     return scores, rows
 
 
-def test_an_episode_is_told_with_its_terms_largest_first_and_its_end():
+def test_an_episode_has_its_reward_terms_in_descending_order_and_its_end():
     env = RobotEnv(Cartpole(), 1)
     scores, rows = played(env, 400)
     assert scores.ended
@@ -53,18 +53,18 @@ def test_an_episode_is_told_with_its_terms_largest_first_and_its_end():
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_lately_is_the_mean_of_each_term_over_the_latest_fifth_of_a_second():
+def test_recent_terms_are_means_over_the_latest_fifth_of_a_second():
     env = RobotEnv(Cartpole(start_angle=0.01), 1)
     scores, rows = played(env, 30)
-    # 60 steps a second: two stretches of 12 are over.
-    for name, value in scores.lately.items():
+    # 60 steps a second: two intervals of 12 are over.
+    for name, value in scores.recent_terms.items():
         assert value == pytest.approx((rows[23][f"reward/{name}"] - rows[11][f"reward/{name}"]) / 12, abs=1e-6)
 
 
-def test_an_episode_that_reaches_its_limit_says_so_and_the_next_one_counts_anew():
+def test_an_episode_ends_at_its_time_limit_and_the_next_one_starts_from_zero():
     env = RobotEnv(Cartpole(start_angle=0.01, episode_seconds=0.5), 1)
     scores, _ = played(env, 40)
-    assert [episode.end for episode in scores.all()] == ["time limit", "running"]
+    assert [episode.end for episode in scores.all_episodes()] == ["time limit", "running"]
     assert scores.ended[0].seconds == pytest.approx(0.5)
     assert scores.running.seconds == pytest.approx(10 / 60)
 
@@ -85,48 +85,48 @@ def test_lines_for_a_console_fit_80_columns_and_leave_out_the_smallest_terms():
 
 
 def panel(scores: Scores, command: Command | None = None, height: int = PANEL_HEIGHT) -> np.ndarray:
-    """On grey."""
+    """Return a gray frame with the panel."""
     shown = Panel(height)
-    shown.show(scores, command)
-    return shown.on(np.full((height, 640, 3), 128, np.uint8))
+    shown.update(scores, command)
+    return shown.blend(np.full((height, 640, 3), 128, np.uint8))
 
 
-def covered(picture: np.ndarray) -> tuple[int, int]:
-    """How many rows and columns of the picture are not grey."""
-    changed = (picture != 128).any(axis=2)
+def covered(frame: np.ndarray) -> tuple[int, int]:
+    """Return the number of rows and columns of the frame that are not gray."""
+    changed = (frame != 128).any(axis=2)
     return int(changed.any(axis=1).sum()), int(changed.any(axis=0).sum())
 
 
-def test_the_panel_has_bright_text_on_a_dark_ground_in_a_corner():
+def test_the_panel_has_bright_text_on_a_dark_background_in_a_corner():
     scores, _ = played(RobotEnv(Cartpole(start_angle=0.01), 1), 30)
-    picture = panel(scores)
-    rows, columns = covered(picture)
+    frame = panel(scores)
+    rows, columns = covered(frame)
     assert 80 < rows < 240
     assert 120 < columns < 280
-    inside = picture[12:rows, 12:columns].mean(axis=2)
+    inside = frame[12:rows, 12:columns].mean(axis=2)
     assert inside.max() > 230.0
     assert np.median(inside) < 80.0
-    assert (picture[-200:] == 128).all()
-    assert (picture[:, -320:] == 128).all()
+    assert (frame[-200:] == 128).all()
+    assert (frame[:, -320:] == 128).all()
 
 
-def test_the_panel_changes_with_the_scores_and_the_picture_given_is_not_written_to():
+def test_the_panel_changes_with_the_scores_and_does_not_modify_the_given_frame():
     env = RobotEnv(Cartpole(start_angle=0.01), 1)
     early, late = (panel(played(env, steps)[0]) for steps in (15, 45))
     assert (early != late).any()
-    grey = np.full((480, 640, 3), 128, np.uint8)
+    gray = np.full((480, 640, 3), 128, np.uint8)
     shown = Panel(480)
-    shown.show(played(env, 15)[0], None)
-    shown.on(grey)
-    assert (grey == 128).all()
+    shown.update(played(env, 15)[0], None)
+    shown.blend(gray)
+    assert (gray == 128).all()
 
 
-def test_before_the_first_step_there_is_a_panel_too():
+def test_a_panel_exists_before_the_first_step():
     env = RobotEnv(Cartpole(), 1)
     assert covered(panel(Scores(env)))[0] > 20
 
 
-def test_asked_and_done_have_colours_of_their_own_and_a_command_makes_the_panel_longer():
+def test_target_and_actual_have_their_own_colors_and_a_command_makes_the_panel_longer():
     env = RobotEnv(Shows(), 1)
     scores, _ = played(env, 20)
     without, with_command = panel(scores), panel(scores, command_of(env))
@@ -136,7 +136,7 @@ def test_asked_and_done_have_colours_of_their_own_and_a_command_makes_the_panel_
     assert ((blue - red > 80) & (blue - green > 60)).sum() > 20
 
 
-def test_with_many_terms_and_measures_the_panel_still_fits_the_picture():
+def test_with_many_terms_and_measures_the_panel_still_fits_the_frame():
     env = RobotEnv(Shows(), 1)
     scores, _ = played(env, 20)
     for height in (240, 480, 1080):
@@ -148,7 +148,7 @@ def test_with_many_terms_and_measures_the_panel_still_fits_the_picture():
 # Commands and arrows
 
 
-def test_a_command_is_shown_as_the_task_says_or_as_its_numbers_or_not_at_all():
+def test_a_command_comes_from_the_task_or_from_its_memory_or_is_none():
     shows, cartpole = RobotEnv(Shows(), 1), RobotEnv(Cartpole(), 1)
     command = command_of(shows)
     assert command is not None
@@ -158,40 +158,40 @@ def test_a_command_is_shown_as_the_task_says_or_as_its_numbers_or_not_at_all():
     plain = command_of(lively)
     assert plain is not None
     assert plain.velocity is None
-    assert torch.stack([asked for (asked,) in plain.numbers.values()], 1).equal(lively.state()["memory/command"])
+    assert torch.stack([values for (values,) in plain.numbers.values()], 1).equal(lively.state()["memory/command"])
     assert covered(panel(Scores(lively), plain))[0] > 20
 
 
-def arrows_at(yaw: float, asked: Tensor, done: Tensor) -> list[np.ndarray]:
+def arrows_at(yaw: float, target: Tensor, actual: Tensor) -> list[np.ndarray]:
     model = Shows().model()
-    world = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, world, 0)
-    world.qpos[:7] = (3.0, 2.0, 0.3, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
-    mujoco.mj_forward(model, world)
-    drawn = Arrows(model).of(Command({}, (asked, done)), world)
-    for arrow in drawn:
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, 0)
+    data.qpos[:7] = (3.0, 2.0, 0.3, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
+    mujoco.mj_forward(model, data)
+    arrows = VelocityArrows(model).of(Command({}, (target, actual)), data)
+    for arrow in arrows:
         assert arrow.start[:2] == pytest.approx((3.0, 2.0))
-        assert arrow.start[2] > max(world.geom_xpos[1:, 2])
-    return [arrow.end - arrow.start for arrow in drawn]
+        assert arrow.start[2] > max(data.geom_xpos[1:, 2])
+    return [arrow.end - arrow.start for arrow in arrows]
 
 
-def test_arrows_point_where_the_robot_is_asked_to_go_and_where_it_goes():
-    asked, done = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.25]])
-    ahead = arrows_at(0.0, asked, done)
-    assert ahead[0] == pytest.approx((METRES_PER_SPEED, 0.0, 0.0))
-    assert ahead[1] == pytest.approx((0.5 * METRES_PER_SPEED, 0.25 * METRES_PER_SPEED, 0.0))
-    turned = arrows_at(np.pi / 2, asked, done)
-    assert turned[0] == pytest.approx((0.0, METRES_PER_SPEED, 0.0))
-    assert turned[1] == pytest.approx((-0.25 * METRES_PER_SPEED, 0.5 * METRES_PER_SPEED, 0.0))
+def test_arrows_point_along_the_commanded_and_the_actual_velocity():
+    target, actual = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.25]])
+    ahead = arrows_at(0.0, target, actual)
+    assert ahead[0] == pytest.approx((ARROW_SECONDS, 0.0, 0.0))
+    assert ahead[1] == pytest.approx((0.5 * ARROW_SECONDS, 0.25 * ARROW_SECONDS, 0.0))
+    turned = arrows_at(np.pi / 2, target, actual)
+    assert turned[0] == pytest.approx((0.0, ARROW_SECONDS, 0.0))
+    assert turned[1] == pytest.approx((-0.25 * ARROW_SECONDS, 0.5 * ARROW_SECONDS, 0.0))
 
 
-def test_who_is_to_stand_has_no_arrow():
+def test_zero_velocity_has_no_arrow():
     assert arrows_at(0.0, torch.zeros(1, 2), torch.zeros(1, 2)) == []
 
 
 def test_without_a_velocity_or_a_free_robot_there_are_no_arrows():
     model = Cartpole().model()
-    world = mujoco.MjData(model)
+    data = mujoco.MjData(model)
     still = torch.ones(1, 2)
-    assert Arrows(model).of(Command({}, (still, still)), world) == []
-    assert Arrows(Shows().model()).of(None, world) == []
+    assert VelocityArrows(model).of(Command({}, (still, still)), data) == []
+    assert VelocityArrows(Shows().model()).of(None, data) == []

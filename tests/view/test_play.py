@@ -1,4 +1,4 @@
-"""Videos of real runs, decoded again; and refusals."""
+"""Videos of real runs, decoded again, and errors."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ import pytest
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.tasks.shadow_hand_repose import ShadowHandRepose
-from paceline.view import play
-from paceline.view.overlay import Arrow
-from paceline.view.play import Camera, frame_rate, record
+from paceline.view.camera import Arrow, Camera
+from paceline.view.play import copy_state, record
+from paceline.view.video import frame_rate
 
 TWO_BALLS = """
 <mujoco>
@@ -39,35 +39,35 @@ def paceline(*words: object, cwd: Path, **environment: str) -> subprocess.Comple
 
 
 def decode(file: Path) -> tuple[av.VideoStream, np.ndarray]:
-    """The stream, and its frames as RGB, [frame, height, width, 3]."""
+    """Return the stream and its frames, RGB [frame, height, width, 3]."""
     with av.open(str(file)) as container:
         stream = container.streams.video[0]
         return stream, np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
 
 
-def test_a_video_has_the_asked_length_and_size_and_shows_the_robot_moving(tiny_run: Path, tmp_path: Path):
+def test_a_video_has_the_given_length_and_size_and_shows_the_robot_moving(tiny_run: Path, tmp_path: Path):
     file = tmp_path / "new" / "directory" / "video.mp4"
-    shown = record(str(tiny_run), file, seconds=1.5, width=160, height=120, seed=0)
+    recording = record(str(tiny_run), file, seconds=1.5, width=160, height=120, seed=0)
     stream, frames = decode(file)
     assert (stream.codec_context.name, stream.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 60)
     assert frames.shape == (90, 120, 160, 3)
-    assert frames.std(axis=(1, 2, 3)).min() > 10.0, "a frame of one colour"
+    assert frames.std(axis=(1, 2, 3)).min() > 10.0, "a frame of one color"
     moved = np.abs(frames[1:].astype(float) - frames[0]).max(axis=(1, 2, 3))
-    assert moved.max() > 50.0, "all frames alike"
+    assert moved.max() > 50.0, "all frames are equal"
     assert [f.name for f in file.parent.iterdir()] == [file.name]
-    assert shown.file == file
-    assert shown.seconds == pytest.approx(1.5)
-    assert shown.mean_reward < 1.0
-    assert sum(episode.seconds for episode in shown.log) == pytest.approx(1.5)
-    assert sum(episode.total for episode in shown.log) == pytest.approx(90 * shown.mean_reward, rel=1e-4)
+    assert recording.file == file
+    assert recording.seconds == pytest.approx(1.5)
+    assert recording.mean_reward < 1.0
+    assert sum(episode.seconds for episode in recording.episodes) == pytest.approx(1.5)
+    assert sum(episode.total for episode in recording.episodes) == pytest.approx(90 * recording.mean_reward, rel=1e-4)
 
 
 def test_episodes_that_end_are_counted_and_the_next_one_is_shown(tiny_run: Path, tmp_path: Path):
-    """Two iterations do not teach a policy to balance, and five seconds are an episode's limit in any case."""
-    assert record(str(tiny_run), tmp_path / "video.mp4", 6.0, 16, 16, 0).episodes >= 1
+    """The time limit of an episode is five seconds."""
+    assert record(str(tiny_run), tmp_path / "video.mp4", 6.0, 16, 16, 0).num_ended >= 1
 
 
-def test_the_overlay_is_there_unless_refused_and_not_in_small_pictures(tiny_run: Path, tmp_path: Path):
+def test_the_overlay_is_on_by_default_and_off_in_small_frames(tiny_run: Path, tmp_path: Path):
     corner = {}
     for name, height, overlay in (("with", 240, True), ("without", 240, False), ("small", 120, True)):
         record(str(tiny_run), tmp_path / f"{name}.mp4", 0.1, 320, height, 0, overlay=overlay)
@@ -76,7 +76,7 @@ def test_the_overlay_is_there_unless_refused_and_not_in_small_pictures(tiny_run:
     assert corner["with"] < min(corner["without"], corner["small"]) - 40.0
 
 
-def test_the_command_line_refuses_the_overlay_and_tells_of_the_episodes(tiny_run: Path, tmp_path: Path):
+def test_no_overlay_is_an_option_and_the_episodes_are_printed(tiny_run: Path, tmp_path: Path):
     words = "play", tiny_run, "--video", tmp_path / "plain.mp4", "--seconds", 0.1, "--height", 240, "--no-overlay"
     done = paceline(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -84,26 +84,26 @@ def test_the_command_line_refuses_the_overlay_and_tells_of_the_episodes(tiny_run
     assert "episode 1: 0.1 s so far, return " in done.stdout
 
 
-def test_the_goal_of_a_hand_is_drawn_as_it_is_asked_for():
+def test_the_goal_of_a_hand_has_the_commanded_rotation():
     task = ShadowHandRepose()
     env = RobotEnv(task, 1)
-    world = mujoco.MjData(env.sim.model)
-    play._copy_state(env, task.shown(env.worlds), world)
-    np.testing.assert_allclose(world.mocap_quat[0], env.worlds.memory["goal"][0])
+    data = mujoco.MjData(env.sim.model)
+    copy_state(env, task.shown(env.worlds), data)
+    np.testing.assert_allclose(data.mocap_quat[0], env.worlds.memory["goal"][0])
 
 
-def test_arrows_are_drawn_in_their_colour_where_they_are():
+def test_arrows_are_rendered_at_their_place_in_their_color():
     model = mujoco.MjModel.from_xml_string(TWO_BALLS.replace("CAMERAS", AT_BLUE.format("front")))
-    world = mujoco.MjData(model)
-    mujoco.mj_forward(model, world)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
     arrow = Arrow(np.array((-3.4, -1.0, 0.3)), np.array((-2.6, -1.0, 0.3)), (0, 255, 0))
     with Camera(model, 64, 48) as camera:
-        plain, drawn = (camera.render(world, arrows).astype(int).copy() for arrows in ((), (arrow,)))
-        again = camera.render(world).astype(int)
-    changed = (plain != drawn).any(axis=2)
+        plain, with_arrow = (camera.render(data, arrows).astype(int).copy() for arrows in ((), (arrow,)))
+        again = camera.render(data).astype(int)
+    changed = (plain != with_arrow).any(axis=2)
     assert changed[:24].sum() > 20
     assert not changed[24:].any()
-    assert drawn[changed][:, 1].mean() > 1.5 * drawn[changed][:, (0, 2)].mean()
+    assert with_arrow[changed][:, 1].mean() > 1.5 * with_arrow[changed][:, (0, 2)].mean()
     assert (again == plain).all()
 
 
@@ -114,7 +114,7 @@ def test_the_seed_decides_the_video(tiny_run: Path, tmp_path: Path):
     assert first.read_bytes() == again.read_bytes() != other.read_bytes()
 
 
-def test_without_a_name_the_video_goes_into_the_run(tiny_run: Path, tmp_path: Path):
+def test_the_default_file_is_in_the_directory_of_the_run(tiny_run: Path, tmp_path: Path):
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     newest = run / "checkpoints" / "iteration_00000002.safetensors"
@@ -141,24 +141,24 @@ def test_playback_is_in_real_time_with_at_most_60_frames_a_second(step_seconds, 
         ("", {"blue", "red"}),
     ],
 )
-def test_the_view_is_the_camera_track_or_the_first_or_the_whole_scene(cameras: str, balls: set[str]):
+def test_the_view_is_the_camera_track_or_the_first_camera_or_the_whole_scene(cameras: str, balls: set[str]):
     model = mujoco.MjModel.from_xml_string(TWO_BALLS.replace("CAMERAS", cameras))
-    world = mujoco.MjData(model)
-    mujoco.mj_forward(model, world)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
     with Camera(model, 64, 48) as camera:
-        redness = np.subtract(*np.moveaxis(camera.render(world)[..., ::2].astype(int), -1, 0))
+        redness = np.subtract(*np.moveaxis(camera.render(data)[..., ::2].astype(int), -1, 0))
     assert {"blue": redness.min() < -50, "red": redness.max() > 50} == {c: c in balls for c in ("blue", "red")}
 
 
 def test_an_interrupted_video_leaves_nothing(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pictures = iter([np.zeros((48, 64, 3), np.uint8)] * 3)
+    frames = iter([np.zeros((48, 64, 3), np.uint8)] * 3)
 
-    def picture(_camera: Camera, _world: mujoco.MjData, _arrows: object) -> np.ndarray:
-        for drawn in pictures:
-            return drawn
+    def render(_camera: Camera, _data: mujoco.MjData, _arrows: object) -> np.ndarray:
+        for frame in frames:
+            return frame
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(play.Camera, "picture", picture)
+    monkeypatch.setattr(Camera, "render", render)
     with pytest.raises(KeyboardInterrupt):
         record(str(tiny_run), tmp_path / "new" / "video.mp4", 1.0, 64, 48, 0)
     assert list(tmp_path.iterdir()) == []
@@ -187,7 +187,7 @@ def test_bad_values_are_refused_by_name(case: str, tiny_run: Path):
 
 def test_a_directory_is_not_replaced_by_a_video(tiny_run: Path, tmp_path: Path):
     (tmp_path / "taken.mp4").mkdir()
-    with pytest.raises(UserError, match="it is there and is not a file; choose another --video"):
+    with pytest.raises(UserError, match="it exists and is not a file; choose another --video"):
         record(str(tiny_run), tmp_path / "taken.mp4", 1.0, 64, 48, 0)
 
 

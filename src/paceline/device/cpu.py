@@ -1,4 +1,4 @@
-"""CPU cores and torch's threads."""
+"""CPU cores and the threads of torch."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 
 def usable_cores() -> int:
-    """Cores this process may use: fewer than the machine has, in a container or under a scheduler."""
+    """Return the number of cores that this process may use, considering CPU affinity and the container's limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -19,9 +19,9 @@ def usable_cores() -> int:
 
 
 def tune_torch(device: torch.device) -> None:
-    """Set torch up for many small operations beside a simulation."""
+    """Configure torch for many small operations next to a simulation."""
     if device.type == "cpu":
-        # The physics has threads of its own on all cores; torch's would only contend with them.
+        # The threads of the physics occupy all cores; threads of torch would compete with them.
         torch.set_num_threads(1)
     else:
         torch.set_float32_matmul_precision("high")  # TF32
@@ -29,7 +29,7 @@ def tune_torch(device: torch.device) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch computes with `count` threads."""
+    """Let torch use `count` threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""GPUs, as torch and Warp number them in CUDA's order, which CUDA_VISIBLE_DEVICES changes."""
+"""GPUs, numbered as in torch and Warp: in CUDA's order, relative to CUDA_VISIBLE_DEVICES."""
 
 from importlib.util import find_spec
 
@@ -8,16 +8,18 @@ from paceline.errors import UserError
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """As the driver writes it: GPU-8 digits-4-4-4-12."""
+    """Return the UUID in the format of the NVIDIA driver: GPU-, then 8-4-4-4-12 hexadecimal digits."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
-def choose_gpus(asked: tuple[str, ...], engine: str, all_by_default: bool) -> tuple[int, ...]:
-    """GPU indices, relative to CUDA_VISIBLE_DEVICES, from what the command line says: indices, `all`, `none` (the CPU),
-    or nothing. Nothing is the first GPU, or all of them if `all_by_default`, where there are GPUs and the engine for
-    them. An index may stand twice: its ranks then share that GPU."""
+def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> tuple[int, ...]:
+    """Return the GPU indices that --gpu-ids selects, relative to CUDA_VISIBLE_DEVICES; empty for the CPU.
+
+    `gpu_ids` holds indices, `all` or `none`. An index may occur twice: its ranks then share that GPU. If it is empty,
+    and torch and MuJoCo Warp can use a GPU, the first GPU is selected, or all GPUs if `all_by_default`.
+    """
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    words = tuple(word.lower() for word in asked)
+    words = tuple(word.lower() for word in gpu_ids)
     if not words:
         usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
         return tuple(range(usable if all_by_default else min(usable, 1)))
@@ -28,7 +30,7 @@ def choose_gpus(asked: tuple[str, ...], engine: str, all_by_default: bool) -> tu
             raise UserError("--gpu-ids all: torch sees no GPU here; use --gpu-ids none to train on the CPU")
         return tuple(range(present))
     if not all(word.isdecimal() for word in words):
-        raise UserError(f"--gpu-ids {' '.join(asked)}: give indices such as 0 1, or all, or none")
+        raise UserError(f"--gpu-ids {' '.join(gpu_ids)}: give indices such as 0 1, or all, or none")
     ids = tuple(int(word) for word in words)
     for gpu in ids:
         if gpu >= present:

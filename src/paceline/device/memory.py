@@ -1,17 +1,14 @@
 """Free memory of the host."""
 
-import os
 from pathlib import Path
+
+import psutil
 
 
 def free_host_bytes() -> int:
-    """What the kernel or, in a container, its limit lets us have; where neither says, all that there is."""
+    """Return the available memory of the host, or the memory limit of the container if that is lower."""
+    available = psutil.virtual_memory().available
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
-        return free
+        return available

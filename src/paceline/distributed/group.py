@@ -3,15 +3,14 @@
 This is the only module that names gloo or nccl. Without a launcher there is one rank, and every operation is free.
 """
 
-import fcntl
 import os
 import re
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -215,16 +214,10 @@ def local_address(host: str, port: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address."""
-    get_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name[:15].encode()))
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+    """Return the name of the network interface that has this IPv4 address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.family == socket.AF_INET and found.address == address for found in addresses):
+            return name
     return None
 
 

@@ -5,11 +5,10 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from contextlib import suppress
-from pathlib import Path
 
+import psutil
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -94,26 +93,16 @@ def signals_to_handle(*required: signal.Signals) -> str:
 
 
 def end_descendants(patience_seconds: float = 0.0) -> None:
-    """End all descendants of this process. With a positive `patience_seconds` they are first requested to end."""
-    deadline = time.monotonic() + patience_seconds
+    """Kill all processes that descend from this one. With `patience_seconds`, send SIGTERM first and wait that long."""
+    process = psutil.Process()
     if patience_seconds:
-        _signal_descendants(signal.SIGTERM)
-    while time.monotonic() < deadline and _descendants(os.getpid()):
-        time.sleep(0.05)
-        with suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
-    _signal_descendants(signal.SIGKILL)
+        descendants = process.children(recursive=True)
+        _signal(descendants, signal.SIGTERM)
+        psutil.wait_procs(descendants, patience_seconds)
+    _signal(process.children(recursive=True), signal.SIGKILL)
 
 
-def _signal_descendants(number: int) -> None:
-    for pid in _descendants(os.getpid()) if sys.platform == "linux" else ():
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in children.read_text().split()]
-    return found + [deeper for child in found for deeper in _descendants(child)]
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

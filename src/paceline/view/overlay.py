@@ -1,7 +1,7 @@
-"""What a video tells beside its picture: the command, the rewards and the measures, as text and as arrows."""
+"""Show the command, the rewards and the metrics in a video, as text in a panel and as arrows."""
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -11,51 +11,52 @@ from torch import Tensor
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Command, ShowsCommand
 from paceline.env.vec_env import Step, VecEnv
+from paceline.view.camera import Arrow, Color
 
-SMALLEST_HEIGHT = 240
-"""Pixels; in lower pictures text would be too small to read, or hide the robot."""
+MIN_HEIGHT = 240
+"""Minimum height of a frame with a panel, pixels. In smaller frames, the text is illegible or hides the robot."""
 REFRESH_SECONDS = 0.2
-"""Text that changes with every frame cannot be read."""
-METRES_PER_SPEED = 0.5
-"""An arrow's length for 1 m/s."""
-_ARROW_WIDTH = 0.014
+"""Time between two updates of the panel, because text that changes with every frame is illegible."""
+ARROW_SECONDS = 0.5
+"""Length of an arrow in meters per m/s."""
 
-_Colour = tuple[int, int, int]
-_ASKED, _DONE = (80, 205, 105), (90, 165, 255)
+_COMMANDED, _ACTUAL = (80, 205, 105), (90, 165, 255)
 _GAIN, _LOSS = (120, 190, 130), (225, 120, 105)
 _BRIGHT, _DIM = (245, 246, 248), (186, 192, 200)
-_SHADE = (22, 26, 32, 165)
-_MOST_TERMS = 6
+_BACKGROUND = (22, 26, 32, 165)
+_MAX_TERMS = 6
 _COLUMNS = 80
 _PREFIXES = "reward/", "measure/"
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What one has come to, so far or in all."""
+    """Totals of one episode, which may still be running."""
 
     seconds: float = 0.0
     total: float = 0.0
-    """The sum of its rewards."""
+    """Sum of the rewards."""
     terms: dict[str, float] = field(default_factory=dict)
-    """The same, for each named term; the largest, whatever its sign, first."""
+    """Sum of each reward term, in descending order of the absolute value."""
     measures: dict[str, float] = field(default_factory=dict)
-    """Means over its steps."""
+    """Mean of each metric over the steps."""
     end: Literal["running", "terminated", "time limit"] = "running"
 
     def lines(self, number: int) -> list[str]:
-        """For a console, each of at most 80 columns where names are not too long: the return; what was measured; and
-        the largest terms."""
-        lasted = {"running": "{} so far", "terminated": "ended after {}", "time limit": "{}, its time limit"}[self.end]
-        told = [f"episode {number}: {lasted.format(f'{self.seconds:.1f} s')}", f"return {self.total:.2f}"]
+        """Return lines for a console with the return, the metrics and the largest reward terms. They have at most 80
+        columns unless the names are very long."""
+        duration = {"running": "{} so far", "terminated": "ended after {}", "time limit": "{}, its time limit"}[
+            self.end
+        ]
+        summary = [f"episode {number}: {duration.format(f'{self.seconds:.1f} s')}", f"return {self.total:.2f}"]
         measures = [f"{_plain(name)} {value:.3g}" for name, value in self.measures.items()]
         terms = [f"{_plain(name)} {value:.3g}" for name, value in self.terms.items()]
         below = [", ".join(measures), _fitting(terms, _COLUMNS - 2) if terms else ""]
-        return [", ".join(told), *(f"  {line}" for line in below if line)]
+        return [", ".join(summary), *(f"  {line}" for line in below if line)]
 
 
 def _fitting(parts: list[str], columns: int) -> str:
-    """As many of the parts as there is room for."""
+    """Join as many of the parts as fit into a number of columns."""
     for count in range(len(parts), 0, -1):
         text = ", ".join(parts[:count]) + (", ..." if count < len(parts) else "")
         if len(text) <= columns:
@@ -64,31 +65,31 @@ def _fitting(parts: list[str], columns: int) -> str:
 
 
 class Scores:
-    """World 0's episodes, from what the env logs."""
+    """Collects the episodes of env 0 from the log of the env."""
 
     def __init__(self, env: VecEnv):
         self._names, self._control_seconds = env.log_names, env.step_seconds
-        self._stretch = max(1, round(REFRESH_SECONDS / env.step_seconds))
-        self._row = self._marked = np.zeros(len(self._names))
+        self._interval_steps = max(1, round(REFRESH_SECONDS / env.step_seconds))
+        self._row = self._interval_start = np.zeros(len(self._names))
         self.running, self.ended = Episode(), list[Episode]()
-        self.lately: dict[str, float] = {}
-        """Each term's mean per step over the latest stretch of `REFRESH_SECONDS`; in the order of `running.terms`."""
+        self.recent_terms: dict[str, float] = {}
+        """Mean of each reward term per step over the latest `REFRESH_SECONDS`, ordered as `running.terms`."""
 
     def add(self, step: Step) -> None:
         self._row = step.log[0].double().cpu().numpy()
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         self.running = self._episode("terminated" if terminated else "time limit" if truncated else "running")
-        length = self._row[0] - self._marked[0]
-        if length >= self._stretch or terminated or truncated:
-            means = dict(zip(self._names, (self._row - self._marked) / length, strict=True))
-            self.lately = {name: float(means[f"reward/{name}"]) for name in self.running.terms}
-            self._marked = self._row
+        length = self._row[0] - self._interval_start[0]
+        if length >= self._interval_steps or terminated or truncated:
+            means = dict(zip(self._names, (self._row - self._interval_start) / length, strict=True))
+            self.recent_terms = {name: float(means[f"reward/{name}"]) for name in self.running.terms}
+            self._interval_start = self._row
         if terminated or truncated:
             self.ended.append(self.running)
-            self.running, self._marked = Episode(), np.zeros(len(self._names))
+            self.running, self._interval_start = Episode(), np.zeros(len(self._names))
 
-    def all(self) -> tuple[Episode, ...]:
-        """The one that is running too, if it has begun."""
+    def all_episodes(self) -> tuple[Episode, ...]:
+        """Return the episodes that ended and the running one, if it has started."""
         return (*self.ended, self.running) if self.running.seconds else tuple(self.ended)
 
     def _episode(self, end: Literal["running", "terminated", "time limit"]) -> Episode:
@@ -100,132 +101,117 @@ class Scores:
 
 
 def command_of(env: VecEnv) -> Command | None:
-    """Of a task that shows it, or that has a part "command" in its memory."""
+    """Return the current command of a task that defines `shown` or has a "command" in its memory, otherwise None."""
     if not isinstance(env, RobotEnv):
         return None
     worlds = env.worlds
     if isinstance(env.task, ShowsCommand):
         return env.task.shown(worlds)
     part = worlds.memory.get("command")
-    return Command({str(column): (asked,) for column, asked in enumerate(part.unbind(1))}) if part is not None else None
+    return (
+        Command({str(column): (values,) for column, values in enumerate(part.unbind(1))}) if part is not None else None
+    )
 
 
-class Arrow(NamedTuple):
-    """In the scene, metres."""
-
-    start: np.ndarray
-    end: np.ndarray
-    colour: _Colour
-
-    def add_to(self, scene: mujoco.MjvScene) -> None:
-        kind, nothing = mujoco.mjtGeom.mjGEOM_ARROW.value, np.zeros(3)
-        geom, rgba = scene.geoms[scene.ngeom], np.append(np.array(self.colour) / 255.0, 1.0).astype(np.float32)
-        mujoco.mjv_initGeom(geom, kind, nothing, nothing, np.eye(3).ravel(), rgba)
-        mujoco.mjv_connector(geom, kind, _ARROW_WIDTH, self.start, self.end)
-        # Lit by itself as well, so that its colour is that of the panel's numbers also on the side in shade.
-        geom.category, geom.emission = mujoco.mjtCatBit.mjCAT_DECOR.value, 0.2
-        scene.ngeom += 1
-
-
-class Arrows:
-    """The velocity that is asked of a robot, and its own, above it."""
+class VelocityArrows:
+    """Arrows above a robot that show its commanded and its actual velocity."""
 
     def __init__(self, model: mujoco.MjModel):
         free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value)
         self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
         self._height = _height_above(model, self._body)
 
-    def of(self, command: Command | None, world: mujoco.MjData) -> list[Arrow]:
+    def of(self, command: Command | None, data: mujoco.MjData) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
             return []
-        forward = world.xmat[self._body].reshape(3, 3)[:2, 0]
+        forward = data.xmat[self._body].reshape(3, 3)[:2, 0]
         forward = forward / max(1e-6, float(np.linalg.norm(forward)))
         left = np.array((-forward[1], forward[0]))
         arrows = []
-        for level, (velocity, colour) in enumerate(zip(command.velocity, (_ASKED, _DONE), strict=True)):
-            ahead, aside = velocity[0].tolist()
-            # One above the other, so that none is hidden.
-            start = world.xpos[self._body] + (0.0, 0.0, self._height + 0.09 - 0.05 * level)
-            along = METRES_PER_SPEED * np.append(ahead * forward + aside * left, 0.0)
-            if np.linalg.norm(along) > 0.01:
-                arrows.append(Arrow(start, start + along, colour))
+        for level, (velocity, color) in enumerate(zip(command.velocity, (_COMMANDED, _ACTUAL), strict=True)):
+            forward_speed, left_speed = velocity[0].tolist()
+            # One arrow is above the other, so that none is hidden.
+            start = data.xpos[self._body] + (0.0, 0.0, self._height + 0.09 - 0.05 * level)
+            vector = ARROW_SECONDS * np.append(forward_speed * forward + left_speed * left, 0.0)
+            if np.linalg.norm(vector) > 0.01:
+                arrows.append(Arrow(start, start + vector, color))
         return arrows
 
 
 def _height_above(model: mujoco.MjModel, body: int) -> float:
-    """From a body to the top of its robot, metres, in the pose that the model starts in."""
-    world = mujoco.MjData(model)
+    """Return the height of a robot above one of its bodies in the initial pose, meters."""
+    data = mujoco.MjData(model)
     if model.nkey:
-        mujoco.mj_resetDataKeyframe(model, world, 0)
-    mujoco.mj_kinematics(model, world)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    mujoco.mj_kinematics(model, data)
     geoms = np.flatnonzero(model.body_rootid[model.geom_bodyid] == model.body_rootid[body])
-    turns = world.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
-    centre, half = model.geom_aabb[geoms, :3], model.geom_aabb[geoms, 3:]
-    tops = world.geom_xpos[geoms, 2] + (turns * centre).sum(1) + (np.abs(turns) * half).sum(1)
-    return float(tops.max(initial=0.0) - world.xpos[body, 2])
+    z_rows = data.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
+    center, half = model.geom_aabb[geoms, :3], model.geom_aabb[geoms, 3:]
+    tops = data.geom_xpos[geoms, 2] + (z_rows * center).sum(1) + (np.abs(z_rows) * half).sum(1)
+    return float(tops.max(initial=0.0) - data.xpos[body, 2])
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the panel: a label, and two numbers or a number and a bar."""
+    """A row of the panel: a label with two numbers, or with a number and a bar."""
 
     label: str
     first: str = ""
     second: str = ""
     bar: float = 0.0
-    """Its part of the column's width; below zero for a loss."""
-    colours: tuple[_Colour, _Colour, _Colour] = (_DIM, _BRIGHT, _BRIGHT)
+    """Length as a fraction of the column's width; negative for a negative reward."""
+    colors: tuple[Color, Color, Color] = (_DIM, _BRIGHT, _BRIGHT)
 
 
-_HEAD = (_BRIGHT, _ASKED, _DONE)
+_HEADING = (_BRIGHT, _COMMANDED, _ACTUAL)
 
 
 class Panel:
-    """A table in the upper left corner of pictures."""
+    """A table in the upper left corner of the frames."""
 
     def __init__(self, height: int):
         size = max(11, round(height / 40))
         self._font = ImageFont.load_default(size)
-        self._line, self._edge = round(1.3 * size), round(0.75 * size)
-        self._most_rows = (height - 7 * self._edge) // self._line
-        self._drawn = np.zeros((0, 0, 4), np.float32)
+        self._row_height, self._margin = round(1.3 * size), round(0.75 * size)
+        self._max_rows = (height - 7 * self._margin) // self._row_height
+        self._image = np.zeros((0, 0, 4), np.float32)
 
-    def show(self, scores: Scores, command: Command | None) -> None:
-        """What is on the pictures from now on."""
-        self._drawn = self._table(_parts(scores, command, self._most_rows))
+    def update(self, scores: Scores, command: Command | None) -> None:
+        """Replace the content of the panel."""
+        self._image = self._table(_parts(scores, command, self._max_rows))
 
-    def on(self, picture: np.ndarray) -> np.ndarray:
-        """A copy of the picture, uint8 [height, width, 3], with the panel."""
-        edge, picture = self._edge, picture.copy()
-        place = picture[edge : edge + self._drawn.shape[0], edge : edge + self._drawn.shape[1]]
-        colour, opacity = np.split(self._drawn[: place.shape[0], : place.shape[1]], [3], axis=2)
-        place[:] = place + (colour - place) * opacity
-        return picture
+    def blend(self, frame: np.ndarray) -> np.ndarray:
+        """Return a copy of a frame, uint8 [height, width, 3], with the panel."""
+        margin, frame = self._margin, frame.copy()
+        region = frame[margin : margin + self._image.shape[0], margin : margin + self._image.shape[1]]
+        color, opacity = np.split(self._image[: region.shape[0], : region.shape[1]], [3], axis=2)
+        region[:] = region + (color - region) * opacity
+        return frame
 
     def _table(self, parts: list[list[_Row]]) -> np.ndarray:
-        """RGB and opacity, float32 [height, width, 4]."""
-        rows, edge = [row for part in parts for row in part], self._edge
+        """Return RGB and opacity, float32 [height, width, 4]."""
+        rows, margin = [row for part in parts for row in part], self._margin
         label, column = max(self._width(row.label) for row in rows), self._width("+0.0000")
-        first = edge + label + edge + column
-        width, height = first + 2 * edge + column, self._line * len(rows) + edge * (len(parts) + 1)
+        first = margin + label + margin + column
+        width, height = first + 2 * margin + column, self._row_height * len(rows) + margin * (len(parts) + 1)
         image = Image.new("RGBA", (width, height))
         draw = ImageDraw.Draw(image)
-        draw.rounded_rectangle((0, 0, width - 1, height - 1), radius=edge, fill=_SHADE)
-        middle = edge + self._line // 2
+        draw.rounded_rectangle((0, 0, width - 1, height - 1), radius=margin, fill=_BACKGROUND)
+        middle = margin + self._row_height // 2
         for part in parts:
             for row in part:
                 self._row(draw, row, middle, first, column)
-                middle += self._line
-            middle += edge
+                middle += self._row_height
+            middle += margin
         return np.asarray(image, np.float32) / np.array((1.0, 1.0, 1.0, 255.0), np.float32)
 
     def _row(self, draw: ImageDraw.ImageDraw, row: _Row, middle: int, first: int, column: int) -> None:
-        """Its first number ends at `first`, and what is in the next column begins an edge further on."""
-        start, thick = first + self._edge, self._line // 5
-        label, of_first, of_second = row.colours
-        draw.text((self._edge, middle), row.label, label, self._font, anchor="lm")
-        draw.text((first, middle), row.first, of_first, self._font, anchor="rm")
-        draw.text((start + column, middle), row.second, of_second, self._font, anchor="rm")
+        """Draw a row. The first number ends at x = `first`; the next column starts one margin further right."""
+        start, thick = first + self._margin, self._row_height // 5
+        label_color, first_color, second_color = row.colors
+        draw.text((self._margin, middle), row.label, label_color, self._font, anchor="lm")
+        draw.text((first, middle), row.first, first_color, self._font, anchor="rm")
+        draw.text((start + column, middle), row.second, second_color, self._font, anchor="rm")
         if row.bar:
             end = start + max(1, round(column * abs(row.bar)))
             draw.rectangle((start, middle - thick, end, middle + thick), fill=_GAIN if row.bar > 0.0 else _LOSS)
@@ -234,31 +220,31 @@ class Panel:
         return round(self._font.getlength(text))
 
 
-def _parts(scores: Scores, command: Command | None, most: int) -> list[list[_Row]]:
-    """Of the panel. Of the terms there are the largest, as many as there is room for."""
+def _parts(scores: Scores, command: Command | None, max_rows: int) -> list[list[_Row]]:
+    """Return the parts of the panel, with as many of the largest reward terms as fit into `max_rows`."""
     episode = scores.running
     parts = [
-        [_Row(f"{episode.seconds:.1f} s", second=f"return {episode.total:.2f}", colours=(_BRIGHT, _BRIGHT, _BRIGHT))]
+        [_Row(f"{episode.seconds:.1f} s", second=f"return {episode.total:.2f}", colors=(_BRIGHT, _BRIGHT, _BRIGHT))]
     ]
     if command and command.numbers:
         rows = [_Row(name, *_two(numbers)) for name, numbers in command.numbers.items()]
-        parts.append([_Row("command", "asked", "done", colours=_HEAD), *rows])
-    if scores.lately:
-        largest = max(map(abs, scores.lately.values())) or 1.0
-        rounded = {_plain(name): round(term, 4) for name, term in scores.lately.items()}
+        parts.append([_Row("command", "target", "actual", colors=_HEADING), *rows])
+    if scores.recent_terms:
+        largest = max(map(abs, scores.recent_terms.values())) or 1.0
+        rounded = {_plain(name): round(term, 4) for name, term in scores.recent_terms.items()}
         terms = [_Row(name, f"{term:+.4f}" if term else "0", bar=term / largest) for name, term in rounded.items()]
-        room = min(_MOST_TERMS, most - sum(map(len, parts)) - len(episode.measures) - 2)
+        room = min(_MAX_TERMS, max_rows - sum(map(len, parts)) - len(episode.measures) - 2)
         if len(terms) > room:
             terms = [*terms[: max(0, room)], _Row(f"and {len(terms) - max(0, room)} more")]
-        parts.append([_Row("reward per step", colours=_HEAD), *terms])
+        parts.append([_Row("reward per step", colors=_HEADING), *terms])
     if episode.measures:
         rows = [_Row(_plain(name), f"{value:.3f}") for name, value in episode.measures.items()]
-        parts.append([_Row("episode's mean", colours=_HEAD), *rows])
+        parts.append([_Row("episode mean", colors=_HEADING), *rows])
     return parts
 
 
 def _two(numbers: tuple[Tensor, ...]) -> tuple[str, str]:
-    # Zero is added so that it does not say -0.00.
+    # Adding zero turns -0.0 into 0.0.
     texts = [f"{round(number[0].item(), 2) + 0.0:.2f}" for number in numbers]
     return texts[0], texts[1] if len(texts) > 1 else ""
 
