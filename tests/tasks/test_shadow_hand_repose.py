@@ -63,7 +63,9 @@ def test_actions_of_one_ask_for_the_ends_of_the_ranges(action: float, end: int):
     env = RobotEnv(ShadowHandRepose(), 1)
     env.step(torch.full((1, 20), action))
     ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
-    assert env.sim.ctrl[0].tolist() == pytest.approx([ranges[name][end] for name in shadow_hand.MOTORS], abs=1e-6)
+    assert env.sim.ctrl[0].tolist() == pytest.approx(
+        [ranges[name][end] for name in shadow_hand.ACTUATED_JOINTS], abs=1e-6
+    )
 
 
 def test_targets_may_follow_actions_by_and_by():

@@ -52,7 +52,7 @@ class ShadowHandRepose:
     start_angles: float = 0.2
     """The joints start within this part of their ranges, about zero."""
 
-    num_actions = len(shadow_hand.MOTORS)
+    num_actions = len(shadow_hand.ACTUATED_JOINTS)
     reset_numbers = 3 + 2 + 2 + _JOINTS
     step_numbers = 2
 
@@ -68,7 +68,7 @@ class ShadowHandRepose:
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
-        motors = [ranges[joint] for joint in shadow_hand.MOTORS]
+        motors = [ranges[joint] for joint in shadow_hand.ACTUATED_JOINTS]
         x, y, z = shadow_hand.CUBE.start
         return {
             "low": tuple(low for low, _ in ranges.values()),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots.runners import HUMANOID
+from paceline.robots.gymnasium_robots import HUMANOID
 from paceline.tasks.locomotion.locomotion_task import Running
 from paceline.tasks.registry import TaskEntry
 

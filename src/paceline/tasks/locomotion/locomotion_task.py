@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.env.task import Start, Worlds
-from paceline.robots.runners import PHYSICS_HZ, Runner, scene
+from paceline.robots.gymnasium_robots import PHYSICS_HZ, GymnasiumRobot, scene
 from paceline.validation import above_zero, finite_options, not_negative, options
 
 _TARGET_METRES = 1000.0
@@ -63,7 +63,7 @@ class Running:
     episode_seconds: float = 15.0
     decimation: int = 2
 
-    robot: ClassVar[Runner]
+    robot: ClassVar[GymnasiumRobot]
     step_numbers = 0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Robots that run: the ant and the humanoid of Gymnasium's wheel, with joints and motors that are given."""
+"""The ant and the humanoid of the Gymnasium wheel, with the joints and motors of Isaac Lab's tasks."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,60 +14,60 @@ PHYSICS_HZ = 120.0
 
 @dataclass(frozen=True)
 class Joint:
-    """A hinge with a motor."""
+    """A hinge joint with a torque motor."""
 
     torque: float
-    """At an action of 1, N m."""
+    """Torque at an action of 1, N m."""
     range: tuple[float, float]
-    """Degrees."""
+    """Minimum and maximum position, degrees."""
     armature: float
-    """kg m^2."""
+    """Rotor inertia, kg m^2."""
     damping: float
-    """N m s/rad."""
+    """Damping, N m s/rad."""
     stiffness: float = 0.0
-    """N m/rad, towards an angle of zero."""
+    """Stiffness of a spring with its equilibrium at zero, N m/rad."""
     start: float = 0.0
-    """Degrees."""
+    """Position at the start of an episode, degrees."""
 
 
 @dataclass(frozen=True)
-class Runner:
-    """A robot of Gymnasium's: its bodies, and so its masses, are those of the file; its joints are given here."""
+class GymnasiumRobot:
+    """A robot of Gymnasium: bodies, geoms and masses are those of its file; joints and motors are given here."""
 
     name: str
-    """Of the file in Gymnasium's wheel."""
+    """Name of the file in the Gymnasium wheel, without the suffix."""
     start_height: float
-    """Of the torso, metres."""
+    """Height of the torso at the start of an episode, meters."""
     joints: dict[str, Joint]
-    """By name, in the order of `qpos`, of actions and of actuators."""
+    """Joints by name, in the order of `qpos`, actions and actuators."""
 
 
-def wheel_file(name: str) -> str:
-    """Where the model lies in Gymnasium's wheel, which is not imported."""
+def _wheel_file(name: str) -> str:
+    """Return the path of a model in the Gymnasium wheel, without importing it."""
     try:
-        found = str(distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{name}.xml"))
+        path = str(distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{name}.xml"))
     except PackageNotFoundError:
         raise UserError(
             f"the model of {name} comes with Gymnasium, which is not installed: pip install 'paceline[gymnasium]'"
         ) from None
-    if not Path(found).is_file():
-        raise UserError(f"Gymnasium has no {found}: install 1.4, pip install 'paceline[gymnasium]'")
-    return found
+    if not Path(path).is_file():
+        raise UserError(f"Gymnasium has no {path}: install version 1.4, pip install 'paceline[gymnasium]'")
+    return path
 
 
-def scene(robot: Runner) -> mujoco.MjSpec:
+def scene(robot: GymnasiumRobot) -> mujoco.MjSpec:
     """Return the robot on a floor. It collides with the floor and not with itself. The camera "track" follows it."""
     spec = load("scene")
     spec.modelname, spec.stat.center = robot.name, (0.0, 0.0, robot.start_height)
     option = spec.option
     option.timestep, option.iterations, option.ls_iterations = 1.0 / PHYSICS_HZ, 10, 20
     option.integrator, option.cone = mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC
-    theirs = mujoco.MjSpec.from_file(wheel_file(robot.name))
-    _fit(theirs, robot)
-    # What stands in the file beside the body gives way: its solver, its ground, its light.
+    robot_spec = mujoco.MjSpec.from_file(_wheel_file(robot.name))
+    _set_joints(robot_spec, robot)
+    # Solver options, ground and light of Gymnasium's file are not used.
     for name in ("option", "nkey", "nuser_geom"):
-        setattr(theirs, name, getattr(spec, name))
-    torso = spec.worldbody.add_frame().attach_body(theirs.body("torso"), f"{robot.name}/", "")
+        setattr(robot_spec, name, getattr(spec, name))
+    torso = spec.worldbody.add_frame().attach_body(robot_spec.body("torso"), f"{robot.name}/", "")
     torso.add_camera(
         name="track",
         mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM,
@@ -85,17 +85,17 @@ def scene(robot: Runner) -> mujoco.MjSpec:
     return spec
 
 
-def _fit(spec: mujoco.MjSpec, robot: Runner) -> None:
-    """Give the model of the wheel the robot's joints and motors."""
-    # Nothing pulls at its tendons, nobody looks through its cameras, and its motors have an order of their own.
-    for replaced in (*spec.tendons, *spec.cameras, *spec.actuators):
-        spec.delete(replaced)
+def _set_joints(spec: mujoco.MjSpec, robot: GymnasiumRobot) -> None:
+    """Replace the joint parameters and the motors of Gymnasium's model by those of `robot`."""
+    # Tendons and cameras are not used, and the motors are not in the order of the joints.
+    for unused in (*spec.tendons, *spec.cameras, *spec.actuators):
+        spec.delete(unused)
     for geom in spec.geoms:
         geom.contype, geom.conaffinity, geom.margin, geom.group = 0, 1, 0.0, 1
         geom.material, geom.rgba = "", [0.15, 0.35, 0.6, 1.0]
     for name, joint in robot.joints.items():
         hinge = spec.joint(name)
-        # In degrees, as all of the file.
+        # Gymnasium's file is in degrees.
         hinge.range, hinge.armature = joint.range, joint.armature
         hinge.damping[0], hinge.stiffness[0] = joint.damping, joint.stiffness
         spec.add_actuator(
@@ -109,15 +109,17 @@ def _fit(spec: mujoco.MjSpec, robot: Runner) -> None:
 
 
 def _ant_leg(number: int, side: int) -> dict[str, Joint]:
-    """`side` is the ankle's sense of bending."""
-    bent = sorted((side * 30.0, side * 100.0))
+    """Return the joints of a leg. `side` is the sign of the ankle's range."""
+    ankle_range = sorted((side * 30.0, side * 100.0))
     return {
         f"hip_{number}": Joint(torque=7.5, range=(-40.0, 40.0), armature=0.01, damping=0.1),
-        f"ankle_{number}": Joint(7.5, (bent[0], bent[1]), armature=0.01, damping=0.1, start=side * 45.0),
+        f"ankle_{number}": Joint(7.5, (ankle_range[0], ankle_range[1]), armature=0.01, damping=0.1, start=side * 45.0),
     }
 
 
-ANT = Runner("ant", start_height=0.5, joints=_ant_leg(1, 1) | _ant_leg(2, -1) | _ant_leg(3, -1) | _ant_leg(4, 1))
+ANT = GymnasiumRobot(
+    "ant", start_height=0.5, joints=_ant_leg(1, 1) | _ant_leg(2, -1) | _ant_leg(3, -1) | _ant_leg(4, 1)
+)
 
 
 def _humanoid_leg(side: str) -> dict[str, Joint]:
@@ -130,7 +132,7 @@ def _humanoid_leg(side: str) -> dict[str, Joint]:
 
 
 def _humanoid_arm(side: str, shoulder: tuple[float, float]) -> dict[str, Joint]:
-    """The shoulders' axes are each other's mirror images, and so are their ranges."""
+    """Return the joints of an arm. The shoulder axes of the two arms are mirrored, so their ranges are too."""
     return {
         f"{side}_shoulder1": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
         f"{side}_shoulder2": Joint(67.5, shoulder, 0.01, 5.0, 10.0),
@@ -144,7 +146,7 @@ _HUMANOID_TRUNK = {
     "abdomen_x": Joint(67.5, (-35.0, 35.0), 0.01, 5.0, 10.0),
 }
 
-HUMANOID = Runner(
+HUMANOID = GymnasiumRobot(
     "humanoid",
     start_height=1.34,
     joints=_HUMANOID_TRUNK
