@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 
@@ -70,7 +70,7 @@ class Needy:
         ("inner", {"pair": [3.0, 4.0]}, Inner((3.0, 4.0))),
     ],
 )
-def test_lists_become_what_the_type_says(name: str, plain: Any, value: Any):
+def test_lists_are_converted_to_the_containers_of_the_type(name: str, plain: Any, value: Any):
     found = getattr(from_dict(Options, {name: plain}, "test"), name)
     assert found == value
     assert type(found) is type(value)
@@ -115,6 +115,7 @@ class Constrained:
     hidden: LayerWidths = (64, 64)
     free: float = 0.0
     switch: bool = True
+    documented: Annotated[Count | None, "shown in help pages"] = None
     rewards: Weights = Weights()
 
 
@@ -124,6 +125,7 @@ class Constrained:
         ({"num_steps": 0}, "--ppo.num-steps 0 must be at least 1"),
         ({"num_steps": 2**40}, "--ppo.num-steps 1099511627776 must be at most 2147483648"),
         ({"limit": 0}, "--ppo.limit 0 must be at least 1"),
+        ({"documented": 0}, "--ppo.documented 0 must be at least 1"),
         ({"rate": 0.0}, "--ppo.rate 0 must be above 0, and finite"),
         ({"rate": float("nan")}, "--ppo.rate nan must be above 0, and finite"),
         ({"rate": float("inf")}, "--ppo.rate inf must be above 0, and finite"),

@@ -91,10 +91,8 @@ def examine(
         return own
     try:
         reports = in_background(lambda: _gather_reports(group, own)).result(timeout)
-    except Exception as error:
-        # Any error of the collectives is a finding.
-        remedy = "see the network findings of each rank"
-        return [Finding("all-reduce", "fails", _reason(error, timeout), remedy), *own]
+    except Exception as error:  # any error of the collectives is a finding
+        return [Finding("all-reduce", "fails", _reason(error, timeout), "see the network findings of each rank"), *own]
     return None if reports is None else combine_reports(reports, engine)
 
 
@@ -121,8 +119,7 @@ def _form_group(rank: Rank, timeout: float) -> tuple[Finding, Group | None]:
     store = network_check.register(rank, host, port, deadline)
     try:
         group = forming.result(max(0.0, deadline - time.monotonic()))
-    except Exception as error:
-        # Any error while the group is formed is a finding.
+    except Exception as error:  # any error while the group is formed is a finding
         missing = network_check.missing_ranks(store, rank.world_size)
         why = f"rank {_join(missing)} did not connect in {timeout:g} s" if missing else _reason(error, timeout)
         return Finding("rendezvous", "fails", f"{value}, but {why}", "see the findings of the other ranks"), None
@@ -169,12 +166,12 @@ def check_same_versions(found: Sequence[dict[str, str]], hosts: Sequence[str]) -
 
 def check_gpu_sharing(gpus: Sequence[tuple[str, str]], backend: str) -> list[Finding]:
     """Report GPUs that several ranks use; `gpus` has the UUID and the host of each rank's GPU."""
-    findings = []
-    for shared, count in Counter(gpus).items():
-        (gpu, host), ranks = shared, _join(index for index, other in enumerate(gpus) if other == shared)
+    remedy, findings = "nccl is faster and needs one GPU per rank", []
+    for (gpu, host), count in Counter(gpus).items():
         if gpu and count > 1:
+            ranks = _join(index for index, other in enumerate(gpus) if other == (gpu, host))
             value = f"ranks {ranks} share {gpu} on {host}, so the backend is {backend}"
-            findings.append(Finding("GPU sharing", "advice", value, "nccl is faster and needs one GPU per rank"))
+            findings.append(Finding("GPU sharing", "advice", value, remedy))
     return findings
 
 

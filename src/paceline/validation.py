@@ -184,18 +184,23 @@ class Check:
 
 
 def check(instance: Any, prefix: str) -> None:
-    """Raise UserError for the first field of a dataclass that violates the constraints in its type, as the option
-    `prefix` + name. Dataclasses and tuples in fields are checked too. Numbers without constraints must be between -1e9
-    and 1e9."""
+    """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
+    names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too. A
+    float without constraints must be between -1e9 and 1e9."""
     hints = get_type_hints(type(instance), include_extras=True)
     for field in dataclasses.fields(instance):
         _check_value(f"{prefix}{field.name.replace('_', '-')}", getattr(instance, field.name), hints[field.name])
 
 
 def _check_value(flag: str, value: Any, hint: Any) -> None:
-    if get_origin(hint) in (Union, UnionType):
-        hint = next((arg for arg in get_args(hint) if get_origin(arg) is Annotated), hint)
-    plain, constraints = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    if value is None:
+        return
+    plain, constraints = _constraints(hint)
+    for constraint in constraints:
+        if isinstance(constraint, Check):
+            constraint.function(flag, value)
+        else:
+            _check_number(flag, value, constraint)
     if dataclasses.is_dataclass(value):
         check(value, f"{flag}.")
     elif isinstance(value, (tuple, list)):
@@ -203,12 +208,17 @@ def _check_value(flag: str, value: Any, hint: Any) -> None:
             _check_value(flag, item, item_hint)
     elif isinstance(value, float) and not constraints:
         finite(flag, value)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        for constraint in constraints:
-            _check_number(flag, value, constraint)
-    for constraint in constraints:
-        if isinstance(constraint, Check) and value is not None:
-            constraint.function(flag, value)
+
+
+def _constraints(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type without `Annotated` and `| None`, and the constraints that annotate it."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        plain, inner = _constraints(arguments[0])
+        return plain, (*inner, *(item for item in arguments[1:] if isinstance(item, (Check, Ge, Gt, Interval, Le))))
+    if get_origin(hint) in (Union, UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _constraints(next(argument for argument in arguments if argument is not type(None)))
+    return hint, ()
 
 
 def _check_number(flag: str, value: float, constraint: Any) -> None:
