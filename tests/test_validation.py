@@ -1,13 +1,13 @@
-"""Values from YAML become those of a dataclass, in the containers of its types."""
+"""Conversion of plain values to dataclasses, and constraints on their fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 
 from paceline.errors import UserError
-from paceline.validation import from_dict
+from paceline.validation import Count, LayerWidths, NonNegative, Positive, UnitInterval, check, from_dict
 
 
 class Range(NamedTuple):
@@ -70,7 +70,7 @@ class Needy:
         ("inner", {"pair": [3.0, 4.0]}, Inner((3.0, 4.0))),
     ],
 )
-def test_lists_become_what_the_type_says(name: str, plain: Any, value: Any):
+def test_lists_are_converted_to_the_containers_of_the_type(name: str, plain: Any, value: Any):
     found = getattr(from_dict(Options, {name: plain}, "test"), name)
     assert found == value
     assert type(found) is type(value)
@@ -98,3 +98,56 @@ def test_a_missing_value_is_named():
 def test_a_value_of_the_wrong_type_is_refused_by_name(values: dict[Any, Any], said: str):
     with pytest.raises(UserError, match=said):
         from_dict(Options, values, "test")
+
+
+@dataclass(frozen=True)
+class Weights:
+    smooth: NonNegative = 0.0
+    friction: tuple[Positive, Positive] = (0.4, 1.2)
+
+
+@dataclass(frozen=True)
+class Constrained:
+    num_steps: Count = 24
+    limit: Count | None = None
+    rate: Positive = 1e-3
+    discount: UnitInterval = 0.99
+    hidden: LayerWidths = (64, 64)
+    free: float = 0.0
+    switch: bool = True
+    documented: Annotated[Count | None, "shown in help pages"] = None
+    rewards: Weights = Weights()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 0}, "--ppo.num-steps 0 must be at least 1"),
+        ({"num_steps": 2**40}, "--ppo.num-steps 1099511627776 must be at most 2147483648"),
+        ({"limit": 0}, "--ppo.limit 0 must be at least 1"),
+        ({"documented": 0}, "--ppo.documented 0 must be at least 1"),
+        ({"rate": 0.0}, "--ppo.rate 0 must be above 0, and finite"),
+        ({"rate": float("nan")}, "--ppo.rate nan must be above 0, and finite"),
+        ({"rate": float("inf")}, "--ppo.rate inf must be above 0, and finite"),
+        ({"discount": 1.5}, "--ppo.discount 1.5 must be between 0 and 1"),
+        ({"discount": float("nan")}, "--ppo.discount nan must be between 0 and 1"),
+        ({"hidden": ()}, "--ppo.hidden  is not a list of widths: give for example 64 64"),
+        ({"hidden": (64, 0)}, "--ppo.hidden 64 0 is not a list of widths: give for example 64 64"),
+        ({"free": 1e10}, "--ppo.free 1e+10 must be between -1e+09 and 1e+09"),
+        ({"free": float("inf")}, "--ppo.free inf must be between -1e+09 and 1e+09"),
+        ({"rewards": Weights(smooth=-1.0)}, "--ppo.rewards.smooth -1 must not be negative, and finite"),
+        ({"rewards": Weights(friction=(0.0, 1.0))}, "--ppo.rewards.friction 0 must be above 0, and finite"),
+    ],
+)
+def test_a_value_outside_its_constraint_is_refused_with_its_flag_and_range(changes: dict[str, Any], message: str):
+    with pytest.raises(UserError) as error:
+        check(Constrained(**changes), "--ppo.")
+    assert str(error.value) == message
+
+
+def test_values_inside_their_constraints_are_accepted_and_converted_from_plain_values():
+    check(Constrained(), "--ppo.")
+    check(Constrained(num_steps=1, limit=2, rate=1e30, discount=1.0, free=-1e9), "--ppo.")
+    assert from_dict(Constrained, {"rate": 1, "rewards": {"friction": [1, 2]}}, "test").rewards.friction == (1.0, 2.0)
+    with pytest.raises(UserError, match="num_steps is True, but must be a number"):
+        from_dict(Constrained, {"num_steps": True}, "test")

@@ -1,4 +1,8 @@
-"""Values from outside: known by name, of the right kind, within bounds."""
+"""Check values from files and command lines: names, types and ranges.
+
+The allowed range of an option stands in the type of its field, for example `horizon: PerIteration = 24` or
+`discount: UnitInterval = 0.99`, and `check` compares the values of a dataclass with these ranges.
+"""
 
 import dataclasses
 import json
@@ -9,29 +13,31 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
+from annotated_types import Ge, Gt, Interval, Le
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from paceline.errors import UserError, one_line, unknown
 
 LARGEST_COUNT = 2**31
 MOST_PER_ITERATION = 2**16
-"""Steps, epochs or minibatches."""
+"""Maximum number of steps, epochs or minibatches per iteration."""
 LARGEST_NUMBER = 1e9
-"""Of a task's options; beyond it physics and float32 have no use for a number."""
+"""Maximum absolute value of a number without another constraint. Larger ones are of no use in float32 physics."""
 PHYSICS_RATES = (1.0, 1e5)
+"""Minimum and maximum number of physics steps per second."""
 WIDEST_LAYER = 2**13
 MOST_WEIGHTS = 2**24
-"""Between hidden layers."""
-# A run's configuration has a few thousand bytes. Reading a million takes seconds.
+"""Maximum number of weights between hidden layers."""
+# The configuration of a run has a few thousand bytes. Parsing a million bytes takes seconds.
 _LARGEST_FILE = 2**20
 _MOST_BITS = 64
 
 
 def read_text(file: Path) -> str:
-    """A text file of a run; raises OSError or ValueError if it cannot be one."""
+    """Return the content of a text file of a run. Raise OSError or ValueError if it is too large or not text."""
     with file.open("rb") as opened:
         content = opened.read(_LARGEST_FILE + 1)
     if len(content) > _LARGEST_FILE:
@@ -40,21 +46,21 @@ def read_text(file: Path) -> str:
 
 
 def parse_yaml(text: str, aliases: bool = False) -> Any:
-    """Plain values from YAML; raises ValueError, in one line, if that is not what it holds. Aliases make a short file
-    arbitrarily large, so they must be asked for."""
+    """Return plain values from YAML. Raise ValueError with a one-line message if the text is invalid. Aliases are
+    refused by default, because they can make a short file arbitrarily large."""
     try:
         values = yaml.load(text, Loader=yaml.SafeLoader if aliases else _TreeLoader)
         _check_numbers(values)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except Exception as error:
-        # PyYAML has errors of its own, but for some malformed numbers and dates it raises others.
+        # PyYAML raises YAMLError, and other exceptions for some malformed numbers and dates.
         raise ValueError(one_line(error)) from None
     return values
 
 
 def parse_json(text: str) -> dict[str, Any]:
-    """A dict of plain values from JSON; raises ValueError if that is not what it holds."""
+    """Return a dict of plain values from JSON. Raise ValueError if the text holds anything else."""
     try:
         values = json.loads(text)
         _check_numbers(values)
@@ -73,7 +79,7 @@ class _TreeLoader(yaml.SafeLoader):
 
 
 def _check_numbers(value: Any) -> None:
-    """Refuse whole numbers that neither torch nor float can hold."""
+    """Raise ValueError for integers that neither torch nor float can represent."""
     if isinstance(value, dict):
         for key, item in value.items():
             _check_numbers(key)
@@ -86,8 +92,8 @@ def _check_numbers(value: Any) -> None:
 
 
 def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
-    """Return a dataclass made of plain values, such as YAML holds; an unknown key is an error that names the nearest
-    valid one, and so is a value of the wrong type."""
+    """Return a dataclass with the given plain values, for example from YAML. Raise UserError for an unknown key, with
+    the nearest valid one, for a missing key and for a value of the wrong type."""
     known, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     converted = {}
     for key, plain in values.items():
@@ -114,8 +120,8 @@ def is_required(field: dataclasses.Field) -> bool:
 
 
 def _convert(value: Any, hint: Any, source: str) -> Any:
-    """Return a plain value in the containers of its type: YAML has neither tuples nor dataclasses. A list becomes a
-    tuple unless its type is a list. Whether the result fits its type is for the caller to check."""
+    """Convert lists and dicts to the containers of a type, because YAML has neither tuples nor dataclasses. A list
+    becomes a tuple unless the type is a list. The caller checks that the result has the type."""
     if get_origin(hint) in (Union, UnionType):
         return _convert_to_one_of(value, get_args(hint), source)
     if isinstance(value, dict):
@@ -134,7 +140,7 @@ def _convert(value: Any, hint: Any, source: str) -> Any:
 
 
 def _convert_to_one_of(value: Any, hints: tuple[Any, ...], source: str) -> Any:
-    """Return the value as the first of some types that it fits, or unchanged."""
+    """Convert a value to the first of several types that it fits, or return it unchanged."""
     for hint in hints:
         with suppress(UserError, TypeCheckError):
             return check_type(_convert(value, hint, source), hint)
@@ -142,9 +148,9 @@ def _convert_to_one_of(value: Any, hints: tuple[Any, ...], source: str) -> Any:
 
 
 def _item_types(hint: Any, count: int) -> tuple[Any, ...]:
-    """Return the type of each item of a list or tuple; `Any` where the type does not say."""
+    """Return the type of each item of a list or tuple; `Any` if the type of the container does not specify it."""
     if _is_named_tuple(hint):
-        types = tuple(get_type_hints(hint).values())
+        types = tuple(get_type_hints(hint, include_extras=True).values())
     elif get_origin(hint) is tuple and get_args(hint)[-1:] != (...,):
         types = get_args(hint)
     else:
@@ -157,17 +163,76 @@ def _is_named_tuple(hint: Any) -> bool:
 
 
 def _bool_for_number(value: Any, hint: Any) -> bool:
-    """Whether a bool stands where the type has numbers: to typeguard, as to isinstance, it is one."""
+    """Return whether a value has a bool in place of a number. typeguard accepts it: bool is a subclass of int."""
     kinds = (hint, *get_args(hint))
     items = value if isinstance(value, tuple) else (value,)
     return any(isinstance(item, bool) for item in items) and bool not in kinds and (int in kinds or float in kinds)
 
 
 def shown(value: Any) -> str:
-    """A value from outside, short enough for one line."""
+    """Return a value as text, shortened to fit into one line."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 80
     return short.repr(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Annotation of a type with a function that raises UserError for a flag and a value that is not allowed."""
+
+    function: Callable[[str, Any], None]
+
+
+def check(instance: Any, prefix: str) -> None:
+    """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
+    names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too. A
+    float without constraints must be between -1e9 and 1e9."""
+    hints = get_type_hints(type(instance), include_extras=True)
+    for field in dataclasses.fields(instance):
+        _check_value(f"{prefix}{field.name.replace('_', '-')}", getattr(instance, field.name), hints[field.name])
+
+
+def _check_value(flag: str, value: Any, hint: Any) -> None:
+    if value is None:
+        return
+    plain, constraints = _constraints(hint)
+    for constraint in constraints:
+        if isinstance(constraint, Check):
+            constraint.function(flag, value)
+        else:
+            _check_number(flag, value, constraint)
+    if dataclasses.is_dataclass(value):
+        check(value, f"{flag}.")
+    elif isinstance(value, (tuple, list)):
+        for item, item_hint in zip(value, _item_types(plain, len(value)), strict=True):
+            _check_value(flag, item, item_hint)
+    elif isinstance(value, float) and not constraints:
+        finite(flag, value)
+
+
+def _constraints(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type without `Annotated` and `| None`, and the constraints that annotate it."""
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated:
+        plain, inner = _constraints(arguments[0])
+        return plain, (*inner, *(item for item in arguments[1:] if isinstance(item, (Check, Ge, Gt, Interval, Le))))
+    if get_origin(hint) in (Union, UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _constraints(next(argument for argument in arguments if argument is not type(None)))
+    return hint, ()
+
+
+def _check_number(flag: str, value: float, constraint: Any) -> None:
+    """Compare a number with a constraint of annotated_types. NaN and infinity violate every constraint."""
+    gt, ge, le = (getattr(constraint, name, None) for name in ("gt", "ge", "le"))
+    above_minimum = (gt is None or value > gt) and (ge is None or value >= ge)
+    if above_minimum and (le is None or value <= le) and math.isfinite(value):
+        return
+    if le is None:
+        allowed = f"be above {gt:g}" if gt is not None else f"be at least {ge:g}" if ge else "not be negative"
+        allowed += ", and finite" * isinstance(value, float)
+    else:
+        allowed = f"be between {ge:g} and {le:g}" if ge is not None else f"be at most {le}"
+    raise UserError(f"{flag} {value if isinstance(value, int) else format(value, 'g')} must {allowed}")
 
 
 def at_least_one(flag: str, value: int, most: int = LARGEST_COUNT) -> None:
@@ -216,13 +281,25 @@ def widths(flag: str, value: tuple[int, ...]) -> None:
         raise UserError(f"{flag} {given} are {weights} weights between hidden layers: at most {MOST_WEIGHTS}")
 
 
-def options(check: Callable[[str, Any], None], task: Any, *names: str) -> None:
-    """Hold some of a task's own options to a check."""
+Count = Annotated[int, Ge(1), Le(LARGEST_COUNT)]
+PerIteration = Annotated[int, Ge(1), Le(MOST_PER_ITERATION)]
+"""Number of steps, epochs or minibatches per iteration."""
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+UnitInterval = Annotated[float, Interval(ge=0, le=1)]
+PhysicsRate = Annotated[float, Interval(ge=PHYSICS_RATES[0], le=PHYSICS_RATES[1])]
+"""Number of physics steps per second."""
+LayerWidths = Annotated[tuple[int, ...], Check(widths)]
+"""Widths of the hidden layers of a network."""
+
+
+def options(function: Callable[[str, Any], None], task: Any, *names: str) -> None:
+    """Apply a check to some options of a task."""
     for name in names:
-        check(f"--env.{name.replace('_', '-')}", getattr(task, name))
+        function(f"--env.{name.replace('_', '-')}", getattr(task, name))
 
 
 def finite_options(task: Any) -> None:
-    """Hold all numbers among a task's options to `finite`."""
+    """Apply `finite` to all numbers among the options of a task."""
     numbers = (f.name for f in dataclasses.fields(task) if isinstance(getattr(task, f.name), float))
     options(finite, task, *numbers)

@@ -542,6 +542,6 @@ def test_a_run_trains_with_the_files_horizon_and_tells_what_it_sees_to_itself(tm
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "learner.yaml: Paceline itself sees to device, experiment_name" in done.stdout.splitlines()[0]
+    assert "learner.yaml: Paceline itself sets device, experiment_name" in done.stdout.splitlines()[0]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["iterations"], result["env_steps"]) == (2, 2 * 16 * 8)

@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from paceline.errors import UserError, unknown
 
@@ -59,6 +59,8 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
     names, hints = list[str](), get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], field.name.replace("_", "-")
+        if Positional in _metadata(hint):
+            continue
         plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if isinstance(plain, type) and dataclasses.is_dataclass(plain):
             names += option_names(plain, f"{prefix}{name}.")

@@ -30,7 +30,7 @@ def run(argv: list[str], console: Console) -> int:
             table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
     console.print(table)
     console.print(
-        "\nThe numbers are the defaults of --num-envs. gymnasium:ID is any Gymnasium environment with continuous\n"
-        "actions, for example gymnasium:HalfCheetah-v5."
+        "\nThe numbers are the defaults of --num-envs.\n"
+        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5."
     )
     return 0

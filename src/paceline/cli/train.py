@@ -86,7 +86,7 @@ def _num_ranks(command: TrainCommand) -> int:
     if gpus and ranks not in (None, gpus):
         raise UserError(f"--ranks {ranks} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
     if arguments.max_restarts < 0:
-        raise UserError(f"--max-restarts {arguments.max_restarts} must be at least 0")
+        raise UserError(f"--max-restarts {arguments.max_restarts} must not be negative")
     if arguments.hosts and arguments.launcher != "torchrunx":
         raise UserError(
             f"--hosts {' '.join(arguments.hosts)} needs --launcher torchrunx; "

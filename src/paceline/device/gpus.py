@@ -1,6 +1,8 @@
 """GPUs, numbered as in torch and Warp: in CUDA's order, relative to CUDA_VISIBLE_DEVICES."""
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -12,13 +14,25 @@ def gpu_uuid(device: torch.device) -> str:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
+def gpu_count() -> int:
+    """Return the number of GPUs that torch can use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def driver_version() -> str:
+    """Return the version of the NVIDIA driver, or "none"."""
+    file = Path("/proc/driver/nvidia/version")
+    number = re.search(r"\d+\.\d[.\d]*", file.read_text()) if file.exists() else None
+    return number[0] if number else "none"
+
+
 def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> tuple[int, ...]:
     """Return the GPU indices that --gpu-ids selects, relative to CUDA_VISIBLE_DEVICES; empty for the CPU.
 
     `gpu_ids` holds indices, `all` or `none`. An index may occur twice: its ranks then share that GPU. If it is empty,
     and torch and MuJoCo Warp can use a GPU, the first GPU is selected, or all GPUs if `all_by_default`.
     """
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = gpu_count()
     words = tuple(word.lower() for word in gpu_ids)
     if not words:
         usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0

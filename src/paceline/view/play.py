@@ -58,16 +58,16 @@ def record(
     check_writable(file)
 
     steps = max(1, round(seconds / env.step_seconds))
-    episode = _PolicyRollout(env, trained.policy, steps)
+    rollout = _PolicyRollout(env, trained.policy, steps)
     steps_per_frame, rate = frame_rate(env.step_seconds)
     with _renderer(env, width, height, show_arrows=overlay) as render:
-        frames = (render() for _ in episode.run(steps_per_frame))
+        frames = (render() for _ in rollout.run(steps_per_frame))
         if overlay and height >= MIN_HEIGHT:
-            frames = _with_panel(frames, env, episode.scores, height, float(rate))
+            frames = _with_panel(frames, env, rollout.scores, height, float(rate))
         write_video(file, frames, width, height, rate)
-    scores = episode.scores
+    scores = rollout.scores
     return Recording(
-        file, steps * env.step_seconds, len(scores.ended), episode.total_reward / steps, scores.all_episodes()
+        file, steps * env.step_seconds, len(scores.ended), rollout.total_reward / steps, scores.all_episodes()
     )
 
 
