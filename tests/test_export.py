@@ -57,7 +57,7 @@ def case(run: Path, batch: int) -> tuple[Tensor, Tensor]:
     obs = 3.0 * torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch))
     actions = learner.actor(learner.normalizers["policy"].normalize(obs))
     assert (learner.actor(obs) - actions).abs().max() > 0.1, "the normaliser makes no difference: a vacuous test"
-    assert_same(learner.policy()(obs), actions)
+    assert_same(learner.policy()({"policy": obs}), actions)
     return obs, actions
 
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
     content = newest.read_bytes()
     monkeypatch.chdir(newest.parent)
     for name in (newest.name, "..", str(run)):
-        with pytest.raises(UserError, match="would be written over the policy it is made of"):
+        with pytest.raises(UserError, match="would overwrite the checkpoint that is exported"):
             export(name, "torchscript", newest)
     assert newest.read_bytes() == content
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
 def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trace = torch.jit.trace
     monkeypatch.setattr(torch.jit, "trace", lambda policy, example: trace(nn.Linear(4, 1), example))
-    with pytest.raises(RuntimeError, match="differ from the trained one's"):
+    with pytest.raises(RuntimeError, match="differ from those of the trained one"):
         export(str(run), "torchscript", tmp_path / "policy.pt")
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, 
     [
         ("onx", None, "unknown format 'onx': did you mean 'onnx'"),
         ("onnx", Path("policy.pt"), "--output policy.pt with --format onnx: give a name that ends in .onnx"),
-        ("torchscript", Path("/dev/null"), "/dev/null: it is there and is not a file; choose another --output"),
+        ("torchscript", Path("/dev/null"), "/dev/null: it exists and is not a file; choose another --output"),
     ],
 )
 def test_bad_values_are_refused_by_name(format: str, output: Path | None, said: str, tiny_run: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
@@ -18,7 +18,8 @@ from paceline.env.task import HasCurriculum
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS, Learner, settings_of
-from paceline.learners.rsl_rl.external_policy import foreign_policy
+from paceline.learners.networks import Policy
+from paceline.learners.rsl_rl.external_policy import load_external_policy
 from paceline.learners.settings import Settings
 from paceline.run import checkpoint
 from paceline.run.checkpoint import reading, whole_number
@@ -206,7 +207,7 @@ class Playable:
     """A policy in one world, on the CPU whatever it was trained on."""
 
     env: VecEnv
-    policy: nn.Module
+    policy: Policy
     task: str
     iteration: int
     folder: Path
@@ -233,5 +234,5 @@ def _foreign(file: Path, task: str, activation: str | None, seed: int, drawn: bo
     config.check()
     env = _env(config, Group(Rank()), range(1), drawn, watched=True)
     inputs = env.observation_spec["policy"].shape[0]
-    found = foreign_policy(file, activation or entry.training.activation, inputs, env.num_actions)
-    return Playable(env, found.network, task, found.iteration, file.parent, file)
+    found = load_external_policy(file, activation or entry.training.activation, inputs, env.num_actions)
+    return Playable(env, found.policy, task, found.iteration, file.parent, file)

@@ -112,7 +112,7 @@ class _Act:
         ):
             if step % stride == 0:
                 yield
-            result = env.step(self._policy(obs["policy"]))
+            result = env.step(self._policy(obs))
             obs = result.obs
             self.total_reward += result.reward.item()
             self.scores.add(result)

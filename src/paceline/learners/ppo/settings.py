@@ -5,11 +5,8 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
-from paceline.learners.settings import flag, with_overrides
+from paceline.learners.settings import LEARNING_RATES, flag, with_overrides
 from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, not_negative, widths, within_unit
-
-LEARNING_RATES = (1e-5, 1e-2)
-"""Between which it is adapted."""
 
 
 @dataclass(frozen=True)
