@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnxruntime
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
+from paceline.env.vec_env import TensorSpec
 from paceline.errors import UserError
 from paceline.export import export
+from paceline.learners.networks import Policy
 from paceline.learners.ppo import Ppo
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
@@ -69,6 +72,25 @@ def test_onnx_acts_as_the_learner_does_for_any_batch(run: Path, tmp_path: Path):
         obs, actions = case(run, batch)
         (found,) = session.run(["actions"], {"obs": obs.numpy()})
         assert_same(torch.from_numpy(found), actions)
+
+
+def test_further_observation_groups_are_inputs_under_their_names(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    policy = Policy(nn.Linear(4 + 3, 2), ("policy", "heights"))
+    spec = {"policy": TensorSpec((4,)), "heights": TensorSpec((3,)), "critic": TensorSpec((9,))}
+    env = SimpleNamespace(observation_spec=spec, step_seconds=0.02)
+    about = {"task": "cartpole", "iteration": 3, "folder": tmp_path, "file": run / "run.yaml"}
+    monkeypatch.setattr("paceline.export.playable", lambda *_: SimpleNamespace(env=env, policy=policy, **about))
+    obs = {name: torch.randn(5, *each.shape) for name, each in spec.items()}
+    session = onnxruntime.InferenceSession(export("", "onnx", None), providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["obs", "heights"]
+    (found,) = session.run(["actions"], {"obs": obs["policy"].numpy(), "heights": obs["heights"].numpy()})
+    assert_same(torch.from_numpy(found), policy(obs))
+    extra = {"paceline.json": ""}
+    traced = torch.jit.load(export("", "torchscript", None), _extra_files=extra)
+    assert_same(traced(obs["policy"], obs["heights"]), policy(obs))
+    assert json.loads(extra["paceline.json"])["inputs"] == ["obs", "heights"]
 
 
 def test_onnx_says_what_it_is(run: Path, tmp_path: Path):

@@ -37,7 +37,7 @@ def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OU
     if file.exists() and file.samefile(found.file):
         raise UserError(f"{file} would overwrite the checkpoint that is exported: choose another --output")
     _check_place(file, format)
-    policy, generator = _PositionalPolicy(found.policy), torch.Generator().manual_seed(0)
+    policy, generator = _PositionalPolicy(found.policy).eval(), torch.Generator().manual_seed(0)
     obs = [torch.randn(7, *env.observation_spec[group].shape, generator=generator) for group in found.policy.groups]
     if not bool(policy(*obs).isfinite().all()):
         raise UserError(f"the policy of {found.file} gives actions that are not finite: choose another checkpoint")
@@ -116,6 +116,7 @@ def _silence() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"# The axis name: batch will not be used", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:
