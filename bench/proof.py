@@ -141,7 +141,7 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
     fell = torch.zeros_like(running)
     ended = torch.zeros(episodes, len(env.log_names), device=env.device)
     for _ in range(env.max_episode_steps):
-        step = env.step(policy(obs["policy"]))
+        step = env.step(policy(obs))
         obs, over = step.obs, running & (step.terminated | step.truncated)
         fell |= running & step.terminated
         ended = torch.where(over.unsqueeze(1), step.log, ended)

@@ -101,7 +101,7 @@ def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
     for name in calls:
         setattr(sim, name, recording(name))
     with torch.no_grad():
-        learner._roll_out()
+        learner._collect()
     for name in calls:
         delattr(sim, name)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
@@ -19,7 +19,8 @@ from paceline.env.task import HasCurriculum
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS, Learner, settings_of
-from paceline.learners.rsl_rl.external_policy import foreign_policy
+from paceline.learners.networks import Policy
+from paceline.learners.rsl_rl.external_policy import load_external_policy
 from paceline.learners.settings import Settings
 from paceline.run import checkpoint
 from paceline.run.checkpoint import reading, whole_number
@@ -200,7 +201,7 @@ class Playable:
     """A policy with one env, on the CPU."""
 
     env: VecEnv
-    policy: nn.Module
+    policy: Policy
     task: str
     iteration: int
     folder: Path
@@ -230,5 +231,5 @@ def _external_policy(file: Path, task: str, activation: str | None, seed: int, r
     config.check()
     env = _env(config, Group(Rank()), range(1), renderable, for_evaluation=True)
     inputs = env.observation_spec["policy"].shape[0]
-    found = foreign_policy(file, activation or entry.training.activation, inputs, env.num_actions)
-    return Playable(env, found.network, task, found.iteration, file.parent, file)
+    found = load_external_policy(file, activation or entry.training.activation, inputs, env.num_actions)
+    return Playable(env, found.policy, task, found.iteration, file.parent, file)

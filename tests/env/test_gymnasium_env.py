@@ -28,7 +28,7 @@ from paceline.export import export
 from paceline.learners.learner import LEARNERS
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rl_games.settings import RlGamesSettings
-from paceline.learners.rollout import Stepper
+from paceline.learners.rollout import RolloutEnv
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.process import interrupts
@@ -242,12 +242,13 @@ def test_an_engine_of_ours_is_refused():
 def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
     group = Group(Rank())
     with env_of(COUNTING, worlds=4) as env, env_of(COUNTING, worlds=4) as again:
-        before = Stepper(env, 0, group)
-        before.begin(0)
+        before = RolloutEnv(env, 0, group)
+        before.begin_iteration(0)
+        before.begin_rollout(3)
         for _ in range(3):
             before.step(torch.zeros(4, 3))
-        after = Stepper(again, 0, group)
-        after.load_state(before.state())
+        after = RolloutEnv(again, 0, group)
+        after.load_state(env.state())
         seen = after.obs["policy"]
         assert seen[:, 1].tolist() == [0.0] * 4
         assert not torch.isin(seen[:, 0], before.obs["policy"][:, 0]).any()

@@ -33,9 +33,9 @@ def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
         learner.learn()
     return {
         "backend": group.backend,
-        "captured": getattr(learner._improve, "_graph", None) is not None,
+        "captured": getattr(learner.update, "captured", False),
         "collectives": group.collectives,
-        "parameters": learner._flat.values.detach().cpu(),
+        "parameters": learner.flat_parameters.values.detach().cpu(),
     }
 
 

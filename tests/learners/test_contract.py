@@ -75,7 +75,7 @@ def live(name: str) -> dict[str, Any]:
         "after": after,
         "again": again,
         "ends": [digest(learner.state()), digest(heir.state())],
-        "actions": learner.policy()(torch.linspace(-1.0, 1.0, 28).view(7, 4)).detach(),
+        "actions": learner.policy()({"policy": torch.linspace(-1.0, 1.0, 28).view(7, 4)}),
         "non_finite": learner.first_non_finite(),
     }
     group.close()
@@ -196,8 +196,8 @@ def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_pa
     process = start(tmp_path, site, "export", str(run), "--format", "torchscript", "--output", str(tmp_path / "p.pt"))
     _, complained = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, complained
-    obs = env.reset()["policy"]
-    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs), loaded.policy()(obs))
+    obs = env.reset()
+    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs["policy"]), loaded.policy()(obs))
 
     process = start(tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", "3")
     said, complained = process.communicate(timeout=SECONDS)

@@ -275,7 +275,7 @@ def test_a_file_of_skrl_becomes_settings_and_options_of_the_run(learner: str, tm
     )
     # The file counts steps: 4800 of them, 32 to an iteration.
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 10}
-    assert "models.separate (policy and value have layers of their own)" in found.ours
+    assert "models.separate (policy and value have separate layers)" in found.ours
 
 
 def test_what_a_file_leaves_out_stays_as_the_task_has_it(tmp_path: Path):
@@ -386,9 +386,7 @@ def test_what_cannot_be_done_is_refused_by_its_path(learner: str, path: str, val
 
 def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path):
     file = write(tmp_path, changed(RSL_RL, "algorithm.gamma", 1.5))
-    with pytest.raises(
-        UserError, match=r"learner.yaml, with what is given by flags: --rsl-rl.gamma 1.5 must be between"
-    ):
+    with pytest.raises(UserError, match=r"learner.yaml, combined with the flags: --rsl-rl.gamma 1.5 must be between"):
         native("rsl_rl", file)
     native("rsl_rl", file, gamma=0.9)
 
@@ -507,7 +505,7 @@ def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
         "--learner-config",
         str(write(tmp_path, RL_GAMES)),
     ]
-    with pytest.raises(UserError, match="does not fit 256 worlds per rank and horizon_length 32"):
+    with pytest.raises(UserError, match="does not fit 256 envs per rank and horizon_length 32"):
         order(words)
     settings = [
         settings_of("rl_games", order([*words, *more]).config.settings)

@@ -11,37 +11,41 @@ from paceline.learners.settings import Settings
 from paceline.validation import from_dict
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from paceline.distributed.group import Group
     from paceline.env.vec_env import VecEnv
+    from paceline.learners.networks import Policy
 
 
 class Learner(Protocol):
-    """Learns from a `VecEnv`, one iteration at a time."""
+    """Trains a policy in a `VecEnv`, one iteration at a time."""
 
     iteration: int
-    """Iterations done."""
+    """Number of iterations done."""
 
     def learn(self) -> dict[str, float]:
-        """One iteration: collect, update; return what to log, over all ranks: "episodes" that ended and the sum over
-        them of each of the env's `log_names`, "failures" and "overflows" as `VecEnv.faults`, losses, and this rank's
-        "seconds/collect" and "seconds/update"."""
+        """Run one iteration, which collects a rollout and updates the policy, and return its metrics.
+
+        These are, over all ranks, "episodes", the number of episodes that ended; the sum over them of each of the env's
+        `log_names`; "failures" and "overflows" of `VecEnv.faults`; and losses. "seconds/collect" and "seconds/update"
+        are those of this rank.
+        """
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that the future depends on: nested dicts of tensors and numbers. "iteration" is how many are done, and
-        "envs" the state of this rank's envs, tensors [env, ...]; the rest is the same on all ranks."""
+        """Return the full state as nested dicts of tensors and numbers. "iteration" is the number of iterations done,
+        and "envs" the state of this rank's envs, tensors [env, ...]. All other values are the same on all ranks."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from a state of `state`."""
+        ...
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Replace the current learning rate, which may have been adapted since the start."""
         ...
 
     def load_policy(self, state: dict[str, Any]) -> None:
-        """Of that, only what acts: enough to play and to export, in any number of worlds."""
+        """Load only the policy from a state of `state`, which may have another number of envs."""
         ...
 
     def first_non_finite(self) -> str | None:
@@ -49,8 +53,8 @@ class Learner(Protocol):
         is not finite, or None if all are. Not for the hot path."""
         ...
 
-    def policy(self) -> "nn.Module":
-        """From the observations of group "policy", [batch, n], to actions, with the normaliser folded in."""
+    def policy(self) -> "Policy":
+        """Return the current policy, without exploration noise, as a module over a dict of observation groups."""
         ...
 
 

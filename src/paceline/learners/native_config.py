@@ -1,4 +1,4 @@
-"""The libraries' own configuration files, as their users have them, turned into our settings."""
+"""Read the configuration files of RSL-RL, RL-Games and skrl."""
 
 import dataclasses
 import re
@@ -16,25 +16,25 @@ from paceline.learners.native_keys import KEEP, Key, Only, Ours, RunOption, Sett
 from paceline.learners.settings import Settings
 from paceline.validation import MOST_PER_ITERATION, at_least_one, parse_yaml, read_text
 
-# YAML reads 5e-4, without a point, as a word.
+# YAML reads 5e-4, without a decimal point, as a string.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 @dataclass(frozen=True)
 class Native:
-    """What a library's file comes to."""
+    """Content of a configuration file of a library."""
 
     settings: Settings
     run: dict[str, int]
-    """Options of the run that the file sets too: max_iterations, seed, checkpoint_every."""
+    """Options of the run that the file sets: max_iterations, seed, checkpoint_every."""
     ours: tuple[str, ...]
-    """Keys that the library knows and Paceline sees to itself, with where they stand."""
+    """Paths of the keys that have no effect in Paceline."""
 
 
 def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num_envs: int | None) -> Native:
-    """The file's values over `base`, with those given as flags over both.
+    """Read a file. Its values replace those of `base`, and the flags in `given` replace both.
 
-    `num_envs` is the number of worlds per rank, if that is known already; RL-Games' minibatch_size depends on it.
+    `num_envs` is the number of envs per rank, if it is known; minibatch_size of RL-Games depends on it.
     """
     found = _Found(str(file), get_type_hints(type(base)) | {"minibatch_size": int})
     found.walk(_load(file, learner), (), _native_keys(learner).KEYS)
@@ -48,7 +48,7 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
     try:
         settings.check()
     except UserError as error:
-        raise UserError(f"{file}, with what is given by flags: {error}") from None
+        raise UserError(f"{file}, combined with the flags: {error}") from None
     for option in found.in_steps:
         found.run[option] = max(1, found.run[option] // settings.horizon)
     return Native(settings, found.run, tuple(found.ours))
@@ -85,17 +85,17 @@ def _load(file: Path, learner: str) -> dict[str, Any]:
 
 @dataclass
 class _Found:
-    """What a walk through a file has gathered."""
+    """Values found in a file."""
 
     file: str
     hints: dict[str, Any]
-    """The types of the settings."""
+    """Types of the settings."""
     settings: dict[str, Any] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
-    """The key that gave each setting."""
+    """Path of the key that set each setting."""
     run: dict[str, int] = field(default_factory=dict)
     in_steps: list[str] = field(default_factory=list)
-    """Of the run's options, those counted in steps, not in iterations."""
+    """Options of the run that the file counts in steps."""
     ours: list[str] = field(default_factory=list)
 
     def walk(self, content: dict[str, Any], above: tuple[str, ...], known: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class _Found:
                 self._take(key, value, path)
 
     def _group(self, value: Any, path: str) -> dict[str, Any]:
-        # skrl's networks are lists of parts.
+        # Networks of skrl are lists of parts.
         parts = value if isinstance(value, list) else [value]
         if len(parts) > 1:
             raise UserError(f"{self.file}: {path} has {len(parts)} parts: Paceline's networks have one")
@@ -163,9 +163,9 @@ class _Found:
         self.where.setdefault(key.name, path)
 
     def _typed(self, value: Any, hint: Any, path: str) -> Any:
-        """The value as that type has it."""
+        """Convert a value to the type of a setting, or raise UserError."""
         if get_origin(hint) is Literal:
-            # skrl takes one word for all layers, or one for each.
+            # skrl takes one name for all layers, or one for each layer.
             words = value if isinstance(value, list) else [value]
             if words and words[0] in get_args(hint) and words == words[:1] * len(words):
                 return words[0]
@@ -183,7 +183,7 @@ class _Found:
 
 
 def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str) -> int:
-    """Of each world's steps, how many go into a minibatch of that size."""
+    """Return the number of steps of each env in a minibatch of the given size."""
     if num_envs is None:
         raise UserError(
             f"{where} {minibatch_size} with --total-envs: give --rl-games.minibatch-size-per-env, a divisor of "
@@ -196,7 +196,7 @@ def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str
         divisors = [steps for steps in range(1, horizon + 1) if horizon % steps == 0]
         near = min(divisors, key=lambda steps: abs(steps * num_envs - minibatch_size))
         raise UserError(
-            f"{where} {minibatch_size} does not fit {num_envs} worlds per rank and horizon_length {horizon}: "
+            f"{where} {minibatch_size} does not fit {num_envs} envs per rank and horizon_length {horizon}: "
             f"it must be {num_envs} times a divisor of {horizon}; give --rl-games.minibatch-size-per-env {near}, which "
             f"makes it {near * num_envs}"
         )
@@ -204,12 +204,12 @@ def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str
 
 
 def _bare(value: Any) -> Any:
-    """A class's name without its module; the libraries look at names in any case."""
+    """Return the name of a class in lower case and without its module: the libraries ignore case."""
     return re.split(r"[.:]", value)[-1].lower() if isinstance(value, str) else value
 
 
 def _shown(value: Any) -> str:
-    """As YAML has it, in one line."""
+    """Format a value as YAML in one line."""
     plain = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
 

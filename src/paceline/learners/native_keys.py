@@ -5,39 +5,39 @@ from dataclasses import dataclass
 from typing import Any
 
 KEEP = object()
-"""Means that a setting stays as it is."""
+"""Value of a key that leaves the setting unchanged."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Becomes a setting of the learner's; several keys of one setting must agree."""
+    """Key that sets a setting of the learner. Several keys of one setting must agree."""
 
     name: str
     words: Mapping[Any, Any] | None = None
-    """What the file may say, and what it means to us; by default any value of the setting's type."""
+    """Allowed values of the key and the values of the setting that they mean; by default any value of its type."""
     null: Any = None
-    """What null means, as in `words`; by default it is refused."""
+    """Value of the setting that null means; by default null is an error."""
     unless: str = ""
-    """Where the file has this key beside it, that one counts."""
+    """Name of a key of the same group that takes precedence over this one."""
 
 
 @dataclass(frozen=True)
 class RunOption:
-    """Becomes an option of the run."""
+    """Key that sets an option of the run."""
 
     name: str
     least: int = 1
-    """What is below it, such as -1, leaves the choice to the library, and here to Paceline."""
+    """Smallest value that sets the option. A smaller one, such as -1, leaves the option unset."""
     in_steps: bool = False
-    """Counted in steps of each world, where ours are iterations."""
+    """True if the key counts steps per env; the option counts iterations."""
     unset: tuple[str, ...] = ()
-    """Words that do the same."""
+    """Values that leave the option unset as well."""
     setting: str = ""
-    """The learner's setting that it becomes too."""
+    """Setting of the learner that the key sets as well."""
 
 
 class Only:
-    """Paceline supports these values alone, which are what most files have; if there is none, it lacks the thing."""
+    """Key of which Paceline supports only these values, usually the default. Without values the key is an error."""
 
     def __init__(self, *values: Any, remedy: str = ""):
         self.values, self.remedy = values, remedy
@@ -45,7 +45,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Ours:
-    """Paceline's own business, so the user is told that it has no effect."""
+    """Key without effect, because Paceline does this itself. It is listed at the start of a run."""
 
     note: str = ""
 
@@ -53,11 +53,11 @@ class Ours:
 Key = Setting | RunOption | Only | Ours
 
 Group = Mapping[str, Any]
-"""Keys by name, or groups of them."""
+"""Keys and groups of keys by name."""
 
 
 def same(*names: str) -> dict[str, Key]:
-    """Settings of the same names."""
+    """Return keys that set the settings of the same names."""
     return {name: Setting(name) for name in names}
 
 

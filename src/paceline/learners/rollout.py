@@ -1,4 +1,4 @@
-"""An env one step at a time, for learners that decide between steps; and what all of these have in common."""
+"""Stepping an env and reporting an iteration, for all learners."""
 
 import time
 from itertools import pairwise
@@ -6,19 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
 from paceline.errors import UserError
-from paceline.learners.non_finite import Recorder
+from paceline.learners.non_finite import first_non_finite
 from paceline.tensors.graph import capture
-
-_FAULT_NAMES = ("failures", "overflows")
 
 
 class Clock:
-    """Seconds between laps, without making the device wait."""
+    """Measures the seconds between laps without a host sync."""
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
@@ -34,30 +31,8 @@ class Clock:
             self._marks.append(time.perf_counter())
 
     def laps(self) -> list[float]:
-        """To be called once the device is known to be done."""
+        """Return the seconds of each lap. Call it when the device is known to have finished."""
         return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
-
-
-class LatestObservations:
-    """The observations on which the policy acts next, [env, ...] for each group. The tensors are allocated once and
-    updated in place, so that CUDA graphs can read them."""
-
-    def __init__(self, env: VecEnv):
-        self._env, self._is_set = env, False
-        self.groups = {
-            name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
-            for name, spec in env.observation_spec.items()
-        }
-
-    def start(self) -> None:
-        """Reset the env, unless observations have been set before."""
-        if not self._is_set:
-            self.set(self._env.reset())
-
-    def set(self, obs: dict[str, Tensor]) -> None:
-        self._is_set = True
-        for name, latest in self.groups.items():
-            latest.copy_(obs[name])
 
 
 def vector_widths(env: VecEnv, learner: str) -> dict[str, int]:
@@ -71,125 +46,120 @@ def vector_widths(env: VecEnv, learner: str) -> dict[str, int]:
     return {name: spec.shape[0] for name, spec in env.observation_spec.items()}
 
 
-class Stepper:
-    """Steps an env, on CUDA by one graph, and keeps what a library should not have to: the latest observations, the
-    sums over episodes that ended, and the seed of each iteration."""
+class RolloutEnv:
+    """Steps an env, on CUDA as one graph, and keeps the latest observations and the steps of the current iteration."""
 
     def __init__(self, env: VecEnv, seed: int, group: Group):
         self.env, self.group, self._seed = env, group, seed
         self.share = env.num_envs / sum(group.all_gather(env.num_envs))
-        """This rank's part of all worlds."""
-        self._latest = LatestObservations(env)
+        """Fraction of all envs that are on this rank."""
+        # Allocated once and updated in place, so that CUDA graphs can read them.
+        self._obs = {
+            name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
+            for name, spec in env.observation_spec.items()
+        }
+        self._has_obs = False
+        self._first_obs: dict[str, Tensor] = {}
+        self._steps: list[Step] = []
         self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
-        self._tally = torch.zeros(1 + len(env.log_names), dtype=torch.float64, device=env.device)
-        self._recorder = Recorder(env, self._latest.groups)
-        self._graph = capture(lambda: self.take(self._actions), env.device, warp=True) if env.capturable else None
+        self._graph = capture(lambda: self._step(self._actions), env.device, warp=True) if env.capturable else None
 
     @property
     def obs(self) -> dict[str, Tensor]:
-        """What to act on next, by group; fresh."""
-        return {name: obs.clone() for name, obs in self._latest.groups.items()}
+        """Copies of the observations on which the policy acts next, [env, ...] for each group."""
+        return {name: obs.clone() for name, obs in self._obs.items()}
 
-    def begin(self, iteration: int, steps: int = 0) -> None:
-        """An iteration, the numbers of whose next `steps` are drawn at once. Torch's own generator, which the libraries
-        draw from, starts anew in each, so that nothing of it need be saved; and differently on each rank."""
-        mixed = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
-        # Multiplied by odd constants that spread neighbours apart, modulo 2^64.
-        spread = (mixed * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
-        torch.manual_seed(int(spread) % 2**63)
-        self._tally.zero_()
-        self._latest.start()
-        self._recorder.begin(self._latest.groups)
-        if steps and self._graph is None:
+    def reset_once(self) -> None:
+        """Reset the env, unless it has been reset or restored before."""
+        if not self._has_obs:
+            self.set_obs(self.env.reset())
+
+    def set_obs(self, obs: dict[str, Tensor]) -> None:
+        self._has_obs = True
+        for name, latest in self._obs.items():
+            latest.copy_(obs[name])
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Reset the env if necessary, and seed torch's generator, from which libraries sample, by (seed, rank,
+        iteration). So its state need not be saved."""
+        self.reset_once()
+        numbers = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
+        # A multiplicative hash modulo 2^64.
+        mixed = (numbers * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
+        torch.manual_seed(int(mixed) % 2**63)
+
+    def begin_rollout(self, steps: int, captured: bool = False) -> dict[str, Tensor]:
+        """Start to record a rollout of `steps` steps, and return a copy of the first observations. With `captured` the
+        whole rollout is part of the caller's CUDA graph and calls `step_captured`."""
+        self._steps, self._first_obs = [], self.obs
+        if captured or self._graph is None:
             self.env.prefetch_random(steps)
+        return self.obs
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
-        """Every tensor is fresh: libraries keep some, and write into others."""
+        """Step the env. Every tensor is new, because libraries keep some of them."""
         if self._graph is None:
-            return self.take(actions)
+            return self.step_captured(actions)
         self._actions.copy_(actions)
         step = self._graph()
-        return Step(
-            {name: obs.clone() for name, obs in step.obs.items()},
-            step.reward.clone(),
-            step.terminated.clone(),
-            step.truncated.clone(),
-            {name: obs.clone() for name, obs in step.final_obs.items()},
-            step.log,
+        self._steps.append(
+            Step(
+                {name: obs.clone() for name, obs in step.obs.items()},
+                step.reward.clone(),
+                step.terminated.clone(),
+                step.truncated.clone(),
+                {name: obs.clone() for name, obs in step.final_obs.items()},
+                step.log.clone(),
+            )
         )
+        return self._steps[-1]
 
-    def take(self, actions: Tensor) -> Step:
-        """The same as `step`, as a part of the caller's graph."""
+    def step_captured(self, actions: Tensor) -> Step:
+        """Step the env as a part of the caller's CUDA graph."""
+        step = self._step(actions)
+        self._steps.append(step)
+        return step
+
+    def _step(self, actions: Tensor) -> Step:
         step = self.env.step(actions)
-        self._latest.set(step.obs)
-        self._recorder.add(step)
-        done = (step.terminated | step.truncated).unsqueeze(1)
-        ended = torch.cat((done.float(), step.log.masked_fill(~done, 0.0)), dim=1)
-        self._tally += ended.sum(0)
+        self.set_obs(step.obs)
         return step
 
     def report(self, losses: dict[str, float | Tensor], clock: Clock) -> dict[str, float]:
-        """An iteration's numbers over all ranks, as `Learner.learn` returns them: episodes, faults, the mean of each
-        loss, in one collective; and this rank's seconds."""
-        values = [torch.as_tensor(value, dtype=torch.float64, device=self._tally.device) for value in losses.values()]
-        own = torch.stack([value.detach().mean() for value in values]) * self.share
-        summed = self.group.sum_(torch.cat((self._tally, self.env.faults().double(), own)))
-        names = ("episodes", *self.env.log_names, *_FAULT_NAMES, *losses)
-        found = dict(zip(names, summed.tolist(), strict=True))
+        """Return the metrics of `Learner.learn`, over all ranks by one collective: the recorded episodes, the faults
+        of the env and the mean of each loss."""
+        device = self.env.device
+        values = [
+            torch.as_tensor(value, dtype=torch.float64, device=device).detach().mean() for value in losses.values()
+        ]
+        done = torch.stack([step.terminated | step.truncated for step in self._steps])
+        totals = self.totals(done, torch.stack([step.log for step in self._steps]), self.env.faults())
+        own = torch.cat((totals, torch.stack(values) * self.share))
+        return self.metrics(self.group.sum_(own).tolist(), tuple(losses), clock)
+
+    @staticmethod
+    def totals(done: Tensor, log: Tensor, faults: Tensor) -> Tensor:
+        """Return the number of episodes that ended in a rollout, the sums over them of the columns of `Step.log`, and
+        `VecEnv.faults`, float64. `done` is [step, env], `log` is [step, env, names]."""
+        ended = log.masked_fill(~done.unsqueeze(-1), 0.0).sum((0, 1))
+        return torch.cat((done.sum().view(1).double(), ended.double(), faults.double()))
+
+    def metrics(self, values: list[float], loss_names: tuple[str, ...], clock: Clock) -> dict[str, float]:
+        """Name the metrics of an iteration: `totals`, summed over ranks, followed by losses."""
+        names = ("episodes", *self.env.log_names, "failures", "overflows", *loss_names)
         collect, update = clock.laps()
-        return found | {"seconds/collect": collect, "seconds/update": update}
+        return dict(zip(names, values, strict=True)) | {"seconds/collect": collect, "seconds/update": update}
+
+    def average(self, value: float) -> float:
+        """Return the average of a number over ranks, weighted by their envs."""
+        own = torch.as_tensor(value * self.share, dtype=torch.float64, device=self.env.device)
+        return float(self.group.sum_(own))
 
     def first_non_finite(self) -> str | None:
-        """Return as `Learner.first_non_finite` does."""
-        return self._recorder.find()
-
-    def state(self) -> dict[str, Any]:
-        """The worlds' part of `Learner.state`."""
-        return self.env.state()
+        """Implement `Learner.first_non_finite` for the recorded rollout."""
+        return first_non_finite(self.env, self._first_obs, self._steps)
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.env.load_state(state)
-        self._latest.set(self.env.observe())
-
-
-def same_on_all_ranks(group: Group, tensors: list[Tensor]) -> None:
-    """Give each tensor the main rank's values, in place."""
-    for tensor in tensors:
-        # Exact, because all others add zeros.
-        shared = tensor.detach().clone() if group.rank.is_main else torch.zeros_like(tensor)
-        tensor.detach().copy_(group.sum_(shared))
-
-
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """As nested dicts with words for keys, as a checkpoint holds them."""
-    found = optimizer.state_dict()
-    return {
-        "learning_rate": [float(group["lr"]) for group in found["param_groups"]],
-        "parameters": {
-            str(index): {name: torch.as_tensor(value).clone() for name, value in moments.items()}
-            for index, moments in found["state"].items()
-        },
-    }
-
-
-def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    whole = optimizer.state_dict()
-    for group, rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
-        group["lr"] = _like(group["lr"], rate)
-    # Copies, because the optimiser keeps what it is given and works in place.
-    whole["state"] = {
-        int(index): {name: tensor.clone() for name, tensor in moments.items()}
-        for index, moments in state.get("parameters", {}).items()
-    }
-    optimizer.load_state_dict(whole)
-
-
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = _like(group["lr"], learning_rate)
-
-
-def _like(present: float | Tensor, learning_rate: float) -> float | Tensor:
-    """Return a learning rate as a tensor where the optimizer has one, because it is part of a graph."""
-    return torch.as_tensor(learning_rate).to(present) if isinstance(present, Tensor) else learning_rate
+        self.set_obs(self.env.observe())

@@ -6,6 +6,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError, unknown
 
+LEARNING_RATES = (1e-5, 1e-2)
+"""Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
+
 
 class Settings(Protocol):
     """Settings of a learner: a frozen dataclass whose fields have the library's names."""

@@ -1,4 +1,4 @@
-"""Fewer kernels, and no host between them: compiled stretches and CUDA graphs. On a CPU, plain calls."""
+"""Compiled functions and CUDA graphs, so that the host launches few kernels. On a CPU they are plain calls."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,35 +17,40 @@ T = TypeVar("T")
 
 
 def fuse(work: Callable[P, T], device: torch.device) -> Callable[P, T]:
-    """The same function; on CUDA with its element-wise operations compiled into few kernels, where Triton is there.
+    """Return `work`, on CUDA compiled so that its element-wise operations become few kernels, if Triton is installed.
 
-    `work` must be tensors alone: no value of a tensor decides what it does, and no shape changes between calls.
+    `work` must not branch on the values of tensors, and shapes must not change between calls.
     """
     if device.type != "cuda" or find_spec("triton") is None:
         return work
-    # Each object's method and each shape is compiled by itself, and there may be many of them in a process.
+    # The method of each object is compiled separately, and a process can have many objects.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     return torch.compile(work, fullgraph=True, dynamic=False)
 
 
 def capture(work: Callable[[], T], device: torch.device, warp: bool = False) -> Callable[[], T]:
-    """A function that does what `work` does; on CUDA, from its second call on, by replaying one graph.
+    """Return a function that does what `work` does; on CUDA it replays one graph from the second call on.
 
-    What `work` returns is overwritten by the next call, and what it keeps between calls it must write in place. With
-    `warp`, its Warp launches are captured too.
+    The result is overwritten by the next call, and `work` must update its state in place. With `warp`, Warp launches
+    are captured as well.
     """
-    return _Graph(work, device, warp) if device.type == "cuda" else work
+    return CudaGraph(work, device, warp) if device.type == "cuda" else work
 
 
-class _Graph(Generic[T]):
-    """The first call runs eagerly, which compiles kernels and sets up libraries; the second is captured. So nothing is
-    done twice and nothing is thrown away."""
+class CudaGraph(Generic[T]):
+    """Runs the first call eagerly, which compiles kernels and initializes libraries, and captures the second call, so
+    that no work is done twice."""
 
     def __init__(self, work: Callable[[], T], device: torch.device, warp: bool):
         self._work, self._warp = work, warp
         self._stream = torch.cuda.Stream(device)
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def captured(self) -> bool:
+        """True from the second call on."""
+        return self._graph is not None
 
     def __call__(self) -> T:
         if self._graph is not None:
@@ -58,7 +63,7 @@ class _Graph(Generic[T]):
         return self()
 
     def _run_eagerly(self) -> T:
-        # On the stream of the capture to come, because allocations and library handles belong to a stream.
+        # On the stream of the later capture, because allocations and library handles belong to a stream.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = self._work()
@@ -74,7 +79,7 @@ class _Graph(Generic[T]):
     def _work_with_warp(self) -> T:
         import warp as wp
 
-        # Warp must be told of a capture that torch began.
+        # Warp does not notice a capture that torch began.
         stream = warp_stream(self._stream)
         wp.capture_begin(stream=stream, external=True)
         try:
@@ -84,7 +89,7 @@ class _Graph(Generic[T]):
 
 
 def warp_stream(stream: torch.cuda.Stream) -> "wp.Stream":
-    """Warp's name for a torch stream: always the same object, as a capture needs it."""
+    """Return the Warp stream of a torch stream, always the same object, as a capture needs it."""
     return _warp_stream(str(stream.device), stream.cuda_stream)
 
 
@@ -96,7 +101,7 @@ def _warp_stream(device: str, handle: int) -> "wp.Stream":
 
 
 def warp_device(device: torch.device) -> "wp.Device":
-    """The same physical GPU, by its UUID: two libraries' indices need not mean the same one."""
+    """Return the Warp device of the same physical GPU, found by its UUID: the libraries may number GPUs differently."""
     import warp as wp
 
     found = {gpu.uuid: gpu for gpu in wp.get_cuda_devices()}

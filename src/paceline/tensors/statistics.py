@@ -1,46 +1,53 @@
-"""Running mean and variance of observations."""
-
-from collections.abc import Callable
+"""Mean and variance of rows, over all ranks and over time."""
 
 import torch
 from torch import Tensor
 
-Sum = Callable[[Tensor], Tensor]
-"""Sums a tensor over all ranks in place, and returns it; see `Group.sum_`."""
 
+def row_sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
+    """Return the count, the sum and the sum of squares of `rows - origin`, float64 [3, width]; `rows` is [..., width].
 
-def sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
-    """Of `rows` [..., width] less `origin`, and of the squares of that, float64 [2, width]. They are taken about the
-    rows' own mean and then moved, so that nothing is lost where the mean is much larger than the spread."""
+    The results of several ranks can be added up. An `origin` near the mean keeps the variance exact: both sums are
+    computed about the mean of the rows and then shifted, so nothing is lost where the mean is much larger than the
+    standard deviation.
+    """
     rows = rows.flatten(0, -2)
     variance, mean = torch.var_mean(rows, dim=0, correction=0)
     shift = (mean - origin).double()
-    return torch.stack((shift, variance + shift.square())) * rows.shape[0]
+    return torch.stack((torch.ones_like(shift), shift, variance + shift.square())) * rows.shape[0]
 
 
-def moments(sum_: Sum, rows: Tensor, origin: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows [..., width] that all ranks have: how many, their mean and their variance, float64. An `origin` near
-    the mean keeps the variance exact."""
-    own = sums(rows, origin)
-    count = torch.full_like(own[:1], rows.numel() // rows.shape[-1])
-    count, total, squares = sum_(torch.cat((count, own))).unbind(0)
-    shift = total / count
-    # Rounding may take what never varies below zero, and its root would not be a number.
-    variance = (squares / count - shift.square()).clamp(min=0.0)
-    return count[0], shift + origin, variance
+def mean_and_variance(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean, relative to the origin, and the variance of the rows of `row_sums`, float64 [width]."""
+    count, total, squares = sums.unbind(0)
+    mean = total / count
+    # Rounding can make the variance of constant rows negative, and its square root NaN.
+    return mean, (squares / count - mean.square()).clamp(min=0.0)
 
 
-def standardized(sum_: Sum, rows: Tensor) -> Tensor:
-    """With zero mean and unit spread over the rows [..., 1] of all ranks."""
-    count, mean, variance = moments(sum_, rows)
-    spread = (variance * count / (count - 1.0).clamp(min=1.0)).sqrt()
-    return (rows - mean.float()) / (spread.float() + 1e-8)
+def standardize(rows: Tensor, sums: Tensor, correction: int = 1) -> Tensor:
+    """Return rows [..., width] with the mean and the standard deviation of `sums`, which `row_sums` computed about the
+    origin 0, removed. `correction` is that of `torch.std`."""
+    mean, variance = mean_and_variance(sums)
+    std = (variance * (sums[0] / (sums[0] - correction).clamp(min=1.0))).sqrt()
+    return (rows - mean.float()) / (std.float() + 1e-8)
+
+
+def merge_(count: Tensor, mean: Tensor, variance: Tensor, sums: Tensor) -> None:
+    """Merge rows into running statistics in place (Chan et al. 1979). `sums` is `row_sums(rows, mean)`, which may be
+    added up over ranks."""
+    shift, rows_variance = mean_and_variance(sums)
+    total = count + sums[0, 0]
+    share = sums[0, 0] / total
+    variance += share * (rows_variance - variance + shift.square() * (1.0 - share))
+    mean += share * shift
+    count.copy_(total)
 
 
 class RunningStatistics:
-    """Mean and variance of all rows seen so far, merged a batch at a time (Chan et al. 1979)."""
+    """Mean and variance of all rows seen so far."""
 
-    # Keeps an observation that hardly varies from being blown up to noise.
+    # Keeps the noise of an observation that hardly varies small.
     SMALLEST_STD = 1e-2
 
     def __init__(self, width: int, device: torch.device):
@@ -49,23 +56,17 @@ class RunningStatistics:
         self.variance = torch.ones(width, device=device)
         self._scale = 1.0 / self.std()
 
-    def merge(self, count: Tensor, sums: Tensor) -> None:
-        """Take in so many rows, by what `sums` said of them, in place."""
-        shift, square = (sums / count).unbind(0)
-        total = self.count + count
-        share = count / total
-        # Rounding may take what never varies below zero, and its root would not be a number.
-        variance = (square - shift.square()).clamp(min=0.0)
-        self.variance += share * (variance - self.variance + shift.square() * (1.0 - share))
-        self.mean += share * shift
-        self.count.copy_(total)
+    def sums(self, rows: Tensor) -> Tensor:
+        """Return what `merge` needs of rows [..., width]. The results of several ranks can be added up."""
+        return row_sums(rows, self.mean)
+
+    def merge(self, sums: Tensor) -> None:
+        """Include the rows of `sums`."""
+        merge_(self.count, self.mean, self.variance, sums)
         self._scale.copy_(1.0 / self.std())
 
-    def sums(self, rows: Tensor) -> Tensor:
-        """Of deviations from the present mean, and of their squares, float64 [2, width]: ranks can add theirs up."""
-        return sums(rows, self.mean)
-
     def std(self) -> Tensor:
+        """Return the standard deviation by which rows are normalized."""
         return self.variance.sqrt() + self.SMALLEST_STD
 
     def normalize(self, rows: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class _PolicyRollout:
         ):
             if step % steps_per_frame == 0:
                 yield
-            result = self._env.step(self._policy(obs["policy"]))
+            result = self._env.step(self._policy(obs))
             obs = result.obs
             self.total_reward += result.reward.item()
             self.scores.add(result)

@@ -114,9 +114,9 @@ def test_the_policy_takes_raw_observations_and_gives_the_mean_action():
         obs = 100.0 * torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
         expected = learner._agent.get_action_values({"obs": obs})["mus"]
         policy = learner.policy()
-        assert torch.equal(policy(obs), expected)
-        traced: Any = torch.jit.trace(policy, obs[:2])
-        assert torch.equal(traced(obs), expected)
+        assert torch.equal(policy({"policy": obs}), expected)
+        traced: Any = torch.jit.trace(policy, ({"policy": obs[:2]},))
+        assert torch.equal(traced({"policy": obs}), expected)
 
 
 def test_nothing_is_left_on_disk_and_nothing_is_printed(
@@ -154,7 +154,7 @@ def test_the_critic_may_see_more_than_the_policy():
     states = env.observe()["critic"]
     torch.testing.assert_close(learner._agent.get_central_value({"states": states}), states[:, 3:], atol=0.1, rtol=0.0)
     assert metrics["loss/value"] < 0.02
-    assert learner.policy()(torch.ones(4, 3)).shape == (4, 2)
+    assert learner.policy()({"policy": torch.ones(4, 3)}).shape == (4, 2)
 
 
 RUNS: dict[str, tuple[Callable[[range], VecEnv], dict[str, Any]]] = {

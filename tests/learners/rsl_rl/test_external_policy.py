@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.cli.main import main
 from paceline.errors import UserError
-from paceline.learners.rsl_rl.external_policy import ACTIVATIONS, foreign_policy
+from paceline.learners.rsl_rl.external_policy import ACTIVATIONS, load_external_policy
 from paceline.learners.rsl_rl.settings import RslRlSettings
 
 INPUTS, ACTIONS = 5, 2
@@ -84,8 +84,8 @@ def assert_acts_alike(runner: OnPolicyRunner, file: Path, activation: str = "elu
     obs = observations(7, torch.Generator().manual_seed(1))
     expected = runner.get_inference_policy()(TensorDict(cast("Any", {"policy": obs}), [7]))
     assert expected.std() > 0.05, "actions that hardly vary would match by chance"
-    found = foreign_policy(file, activation, INPUTS, ACTIONS)
-    torch.testing.assert_close(found.network(obs), expected, rtol=1e-4, atol=1e-5)
+    found = load_external_policy(file, activation, INPUTS, ACTIONS)
+    torch.testing.assert_close(found.policy({"policy": obs}), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -93,7 +93,7 @@ def test_a_policy_acts_as_it_does_in_rsl_rl(normalized: bool, tmp_path: Path):
     runner, file = trained(normalized=normalized), tmp_path / "model_2.pt"
     runner.save(str(file))
     assert_acts_alike(runner, file)
-    assert foreign_policy(file, "elu", INPUTS, ACTIONS).iteration == 2
+    assert load_external_policy(file, "elu", INPUTS, ACTIONS).iteration == 2
 
 
 @pytest.mark.parametrize("activation", ["lrelu", "swish"])
@@ -126,7 +126,7 @@ def test_a_file_of_version_3_holds_actor_and_critic_together(runner: OnPolicyRun
     assert {"actor.0.weight", "critic.0.weight", "actor_obs_normalizer._mean", "log_std"} <= state.keys()
     torch.save({"model_state_dict": state, "iter": 150, "infos": None}, tmp_path / "model.pt")
     assert_acts_alike(runner, tmp_path / "model.pt")
-    assert foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS).iteration == 150
+    assert load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS).iteration == 150
 
 
 def test_a_file_of_version_2_holds_the_normaliser_apart(runner: OnPolicyRunner, tmp_path: Path):
@@ -143,7 +143,7 @@ def test_a_file_of_version_2_holds_the_normaliser_apart(runner: OnPolicyRunner, 
     [
         (4, 2, "takes 5 observations, but the task gives 4: choose the --task it was trained for"),
         (5, 3, "gives 2 actions, but the task takes 3: choose the --task it was trained for"),
-        (5, 1, "gives 2 numbers where the task takes 1: if that is because its noise depends"),
+        (5, 1, "gives 2 numbers where the task takes 1: a policy whose noise depends"),
     ],
 )
 def test_a_policy_for_another_task_is_refused_with_both_numbers(
@@ -151,7 +151,7 @@ def test_a_policy_for_another_task_is_refused_with_both_numbers(
 ):
     runner.save(str(tmp_path / "model.pt"))
     with pytest.raises(UserError, match=said):
-        foreign_policy(tmp_path / "model.pt", "elu", inputs, actions)
+        load_external_policy(tmp_path / "model.pt", "elu", inputs, actions)
 
 
 def layers(weight: object, bias: object = torch.zeros(2)) -> dict[str, object]:
@@ -184,14 +184,14 @@ def layers(weight: object, bias: object = torch.zeros(2)) -> dict[str, object]:
 def test_a_crafted_file_is_refused_in_one_line(content: object, tmp_path: Path):
     torch.save(content, tmp_path / "model.pt")
     with pytest.raises(UserError) as caught:
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_recurrent_policy_is_refused_by_name(tmp_path: Path):
     trained(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=4).save(str(tmp_path / "model.pt"))
     with pytest.raises(UserError, match=r"model.pt holds a recurrent network \(rnn\.rnn\.weight_ih_l0\): only multi"):
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
 
 
 def layer(rows: int, columns: int, index: int) -> dict[str, Tensor]:
@@ -211,16 +211,16 @@ WHOLE, ANY = layer(3, INPUTS, 0) | layer(ACTIONS, 3, 2), torch.zeros(1)
         (WHOLE | {"actor.1.weight": ANY}, "not a plain multi-layer perceptron"),
         (layer(ACTIONS, INPUTS, 4), "not a plain multi-layer perceptron"),
         ({"std": ANY}, "holds no layers"),
-        (layer(3, INPUTS, 0) | layer(ACTIONS, 4, 2), r"its layers, \(3, 5\), \(2, 4\), do not follow on each other"),
+        (layer(3, INPUTS, 0) | layer(ACTIONS, 4, 2), r"the shapes of its layers, \(3, 5\), \(2, 4\), do not match"),
         (WHOLE | {"actor_obs_normalizer._mean": torch.zeros(1, 9)}, "it has 9 means and 0 standard deviations for 5"),
     ],
 )
 def test_another_network_is_refused_by_what_it_holds(state: dict[str, Tensor], said: str, tmp_path: Path):
     torch.save({"model_state_dict": WHOLE}, tmp_path / "whole.pt")
-    foreign_policy(tmp_path / "whole.pt", "elu", INPUTS, ACTIONS)
+    load_external_policy(tmp_path / "whole.pt", "elu", INPUTS, ACTIONS)
     torch.save({"model_state_dict": state}, tmp_path / "model.pt")
     with pytest.raises(UserError, match=said):
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
 
 
 @pytest.mark.parametrize(
@@ -228,35 +228,35 @@ def test_another_network_is_refused_by_what_it_holds(state: dict[str, Tensor], s
     [
         ({"weights": 1}, "is not a policy of RSL-RL: .*; its keys are weights"),
         ([1, 2], "is not a policy of RSL-RL: .*; it holds no keys"),
-        (nn.Linear(1, 1), "is not a checkpoint of tensors and numbers alone"),
+        (nn.Linear(1, 1), "is not a checkpoint of tensors and numbers only"),
     ],
 )
 def test_a_file_of_something_else_is_refused(content: Any, said: str, tmp_path: Path):
     torch.save(content, tmp_path / "model.pt")
     with pytest.raises(UserError, match=said) as refusal:
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     assert len(str(refusal.value).splitlines()) == 1
 
 
 def test_an_exported_policy_is_refused(tmp_path: Path):
     torch.jit.save(torch.jit.trace(nn.Linear(1, 1), torch.zeros(1, 1)), tmp_path / "model.pt")
-    with pytest.raises(UserError, match=r"is not a checkpoint of tensors and numbers alone.*TorchScript"):
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+    with pytest.raises(UserError, match=r"is not a checkpoint of tensors and numbers only.*TorchScript"):
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
 
 
 @pytest.mark.parametrize("content", [b"", b"words", b"PK\x03\x04 a broken archive"])
 def test_a_damaged_file_is_refused_in_one_line(content: bytes, tmp_path: Path):
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(UserError, match=r"model.pt is not a checkpoint") as refusal:
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     assert len(str(refusal.value).splitlines()) == 1
 
 
 def test_a_missing_file_and_an_unknown_activation_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"cannot read the policy .*model.pt: No such file"):
-        foreign_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     with pytest.raises(UserError, match="unknown activation 'ellu': did you mean 'elu'"):
-        foreign_policy(tmp_path / "model.pt", "ellu", INPUTS, ACTIONS)
+        load_external_policy(tmp_path / "model.pt", "ellu", INPUTS, ACTIONS)
 
 
 def test_the_command_line_exports_and_plays_it(

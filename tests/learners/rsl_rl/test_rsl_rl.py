@@ -52,8 +52,7 @@ def stock(ours: RslRl, config: RslRlSettings) -> PPO:
 def test_the_update_is_stocks(config: RslRlSettings):
     ours = RslRl(RobotEnv(Cartpole(episode_seconds=0.2), 32, seed=1), config, 0, Group(Rank()))
     ours.learn()
-    with torch.no_grad():
-        ours._roll_out()
+    ours.collect()
     kept = ours.algorithm.storage.advantages.clone()
     peer = stock(ours, config)
     peer.learning_rate = float(ours.algorithm.adam.learning_rate)
@@ -66,7 +65,7 @@ def test_the_update_is_stocks(config: RslRlSettings):
     ours.algorithm.storage.advantages = kept
     torch.manual_seed(7)
     with torch.no_grad():
-        surrogate, value, entropy, _ = ours.algorithm.improve().tolist()
+        surrogate, value, entropy, _ = ours.algorithm.update_policy().tolist()
     assert [surrogate, value, entropy] == pytest.approx(
         [told["surrogate"], told["value"], told["entropy"]], rel=1e-4, abs=1e-6
     )

@@ -163,12 +163,13 @@ def test_the_torch_policy_is_the_jax_policy_with_its_scaler():
     agent = learner._agent
     rows = agent._observation_preprocessor(to_jax(obs, learner._device))
     _, outputs = agent.policy.act({"observations": rows, "states": None}, role="policy")
-    actions = learner.policy()(obs)
+    groups = {"policy": obs}
+    actions = learner.policy()(groups)
     np.testing.assert_allclose(actions.numpy(), outputs["mean_actions"], rtol=1e-5, atol=1e-6)
     fresh = make()
-    assert not torch.allclose(fresh.policy()(obs), actions)
+    assert not torch.allclose(fresh.policy()(groups), actions)
     fresh.load_policy(learner.state())
-    assert torch.equal(fresh.policy()(obs), actions)
+    assert torch.equal(fresh.policy()(groups), actions)
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])

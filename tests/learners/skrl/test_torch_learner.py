@@ -117,7 +117,7 @@ def test_a_cut_episode_goes_on_from_its_own_last_observation(scale: float):
     learner, env = cut(dataclasses.replace(SMALL, rewards_shaper_scale=scale))
     learner.learn()
     env.steps.clear()
-    learner._collect()
+    learner.collect()
     learnt = learner._agent.memory.tensors["rewards"].squeeze(2)
     for step, found in zip(env.steps, learnt, strict=True):
         beyond = learner.config.discount_factor * value_of(learner, step.final_obs)
@@ -128,7 +128,7 @@ def test_a_cut_episode_goes_on_from_its_own_last_observation(scale: float):
 
 def test_a_cut_episode_may_count_as_ended():
     learner, env = cut(dataclasses.replace(SMALL, time_limit_bootstrap=False))
-    learner._collect()
+    learner.collect()
     memory = learner._agent.memory.tensors
     for step, reward, ended in zip(env.steps, memory["rewards"], memory["terminated"], strict=True):
         assert torch.equal(reward.squeeze(1), step.reward)
@@ -192,12 +192,13 @@ def test_the_policy_is_the_mean_action_for_raw_observations():
     with torch.no_grad():
         _, outputs = learner._agent.act(obs, None, timestep=0, timesteps=0)
     policy = learner.policy()
-    torch.testing.assert_close(policy(obs), outputs["mean_actions"])
-    traced: Any = torch.jit.trace(policy, (obs[:3],))
-    torch.testing.assert_close(traced(obs), policy(obs))
+    groups = {"policy": obs}
+    torch.testing.assert_close(policy(groups), outputs["mean_actions"])
+    traced: Any = torch.jit.trace(policy, ({"policy": obs[:3]},))
+    torch.testing.assert_close(traced(groups), policy(groups))
     fresh = cartpole()
     fresh.load_policy(learner.state())
-    assert torch.equal(fresh.policy()(obs), policy(obs))
+    assert torch.equal(fresh.policy()(groups), policy(groups))
 
 
 def test_the_learning_rate_stays_without_a_scheduler():
@@ -249,10 +250,10 @@ def learn_on_a_rank(worlds: list[int]) -> dict[str, Any]:
     agent, state = learner._agent, learner.state()
     del state["envs"]
     advantages = agent.memory.tensors["advantages"].clone()
-    for parameter in learner._networks.parameters():
+    for parameter in agent.networks.parameters():
         parameter.grad = torch.full_like(parameter, float(rank.index))
     agent.scaler.unscale_(agent.optimizer)
-    gradients = [float(g) for p in learner._networks.parameters() for g in (p.grad.min(), p.grad.max())]  # pyright: ignore[reportOptionalMemberAccess]
+    gradients = [float(g) for p in agent.networks.parameters() for g in (p.grad.min(), p.grad.max())]  # pyright: ignore[reportOptionalMemberAccess]
     group.close()
     return {
         "state": state,

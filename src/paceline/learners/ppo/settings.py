@@ -1,20 +1,17 @@
-"""The native PPO's settings."""
+"""Settings of the native PPO."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
 
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
-from paceline.learners.settings import flag, with_overrides
+from paceline.learners.settings import LEARNING_RATES, flag, with_overrides
 from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, not_negative, widths, within_unit
-
-LEARNING_RATES = (1e-5, 1e-2)
-"""Between which it is adapted."""
 
 
 @dataclass(frozen=True)
 class PpoSettings:
-    """The native PPO's settings."""
+    """Settings of the native PPO."""
 
     flags: ClassVar[str] = "ppo"
     horizon_field: ClassVar[str] = "horizon"
@@ -22,29 +19,38 @@ class PpoSettings:
     fixed: ClassVar[tuple[str, ...]] = ("hidden", "activation", "initial_std", "normalize_observations")
 
     horizon: int = 24
-    """Steps per world and iteration."""
+    """Number of steps per env and iteration; at least 1."""
     epochs: int = 5
-    """Passes over each iteration's samples."""
+    """Number of passes over the samples of an iteration; at least 1."""
     minibatches: int = 4
-    """Parts of a pass; each takes its share of time steps from every world, so it must divide the horizon."""
+    """Number of minibatches per epoch. Each has the same number of steps from every env, so it must divide the
+    horizon."""
     hidden: tuple[int, ...] = (256, 128, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Literal["elu", "relu", "tanh"] = "elu"
+    """Activation function of the hidden layers."""
     learning_rate: float = 1e-3
-    """At the start; adapted from then on, between 1e-5 and 1e-2, if `desired_kl` is set."""
+    """Learning rate at the start, above 0. If `desired_kl` is set, it is adapted between 1e-5 and 1e-2."""
     desired_kl: float = 0.01
-    """The policy's change per minibatch that the learning rate aims at; 0 keeps the learning rate as it is."""
+    """KL divergence per minibatch at which the adaptive learning rate aims; 0 keeps the learning rate constant."""
     discount: float = 0.99
+    """Discount factor of future rewards, often called gamma; 0 to 1."""
     gae_lambda: float = 0.95
+    """Decay of generalized advantage estimation; 0 to 1."""
     clip: float = 0.2
-    """How far the probability ratio, and the value, may move from where they were."""
+    """Clipping range of the probability ratio, and of the change of the value if `clip_value` is set; above 0."""
     clip_value: bool = True
+    """Clip the change of the value in the value loss."""
     value_weight: float = 1.0
+    """Weight of the value loss; at least 0."""
     entropy_weight: float = 0.005
+    """Weight of the entropy bonus; at least 0."""
     max_gradient_norm: float = 1.0
+    """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     initial_std: float = 1.0
-    """Of the action noise."""
+    """Standard deviation of the action noise at the start; above 0."""
     normalize_observations: bool = True
+    """Normalize observations by their running mean and standard deviation."""
 
     @classmethod
     def from_training(cls, training: TrainingSettings) -> Self:
@@ -74,7 +80,7 @@ class PpoSettings:
         if self.horizon % self.minibatches:
             raise UserError(
                 f"--ppo.minibatches {self.minibatches} does not divide --ppo.horizon {self.horizon}: "
-                "each minibatch takes the same number of time steps from every world"
+                "each minibatch has the same number of steps from every env"
             )
         widths(flag(self, "hidden"), self.hidden)
         for name in ("learning_rate", "initial_std", "max_gradient_norm", "clip"):
@@ -82,8 +88,8 @@ class PpoSettings:
         lowest, highest = LEARNING_RATES
         if self.desired_kl and not lowest <= self.learning_rate <= highest:
             raise UserError(
-                f"--ppo.learning-rate {self.learning_rate:g} is outside {lowest:g} to {highest:g}, between which "
-                "it is adapted: choose one inside, or keep it as it is with --ppo.desired-kl 0"
+                f"--ppo.learning-rate {self.learning_rate:g} is outside {lowest:g} to {highest:g}, the range in "
+                "which it is adapted: choose one inside, or keep it constant with --ppo.desired-kl 0"
             )
         for name in ("discount", "gae_lambda"):
             within_unit(flag(self, name), getattr(self, name))

@@ -1,4 +1,4 @@
-"""Keys of RL-Games' configuration files. A key that is not here is unknown to RL-Games too."""
+"""Keys of RL-Games' configuration files. Other keys are unknown to RL-Games as well."""
 
 import math
 
@@ -29,7 +29,7 @@ _CENTRAL_VALUE: Group = {
     "model": {"name": Only("central_value")},
     "network": {
         "name": Only("actor_critic"),
-        "central_value": Ours("where the task has the group critic"),
+        "central_value": Ours("used if the task has the group critic"),
         "mlp": _MLP,
     },
 }
@@ -38,8 +38,8 @@ KEYS: Group = {
     "params": {
         "seed": RunOption("seed", least=0),
         **ours("load_checkpoint", "load_path", "torch_threads"),
-        # Isaac Lab's wrapper clips by these.
-        "env": {name: Ours("the task sees to it") for name in ("clip_observations", "clip_actions", "obs_groups")}
+        # Isaac Lab's wrapper clips with these.
+        "env": {name: Ours("the task does this") for name in ("clip_observations", "clip_actions", "obs_groups")}
         | {"concate_obs_groups": Ours()},
         "algo": {"name": Only("a2c_continuous")},
         "model": {"name": Only("continuous_a2c_logstd")},
@@ -122,8 +122,8 @@ KEYS: Group = {
                     "freeze_critic",
                 )
             },
-            "clip_actions": Ours("the task sees to it"),
-            # Of networks with memory, which are refused above.
+            "clip_actions": Ours("the task does this"),
+            # Keys of recurrent networks, which are rejected above.
             **ours("seq_length", "seq_len", "bptt_length", "zero_rnn_on_done"),
             **ours("name", "env_name", "env_config", "env_info", "vec_env", "num_actors", "device", "device_name"),
             **ours("full_experiment_name", "train_dir", "log_path", "network_path", "features", "player"),

@@ -1,4 +1,4 @@
-"""RL-Games' settings, under its own names."""
+"""Settings of RL-Games, under its own names."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
@@ -11,7 +11,7 @@ from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, no
 
 @dataclass(frozen=True)
 class RlGamesSettings:
-    """RL-Games' continuous A2C with PPO's objective; the defaults suit locomotion."""
+    """Settings of RL-Games' continuous A2C with the objective of PPO. The defaults suit locomotion."""
 
     flags: ClassVar[str] = "rl-games"
     horizon_field: ClassVar[str] = "horizon_length"
@@ -19,39 +19,55 @@ class RlGamesSettings:
     fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
 
     horizon_length: int = 24
-    """Steps per world and iteration."""
+    """Number of steps per env and iteration; at least 1."""
     minibatch_size_per_env: int = 6
-    """A minibatch has so many samples per world, and is all steps of some worlds; it must divide the horizon."""
+    """Number of samples per env in a minibatch, which has all steps of some envs. Must divide the horizon."""
     mini_epochs: int = 5
+    """Number of passes over the samples of an iteration; at least 1."""
     units: tuple[int, ...] = (256, 128, 64)
     """Widths of the hidden layers."""
     activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = "elu"
+    """Activation function of the hidden layers."""
     separate: bool = False
-    """Whether actor and critic have hidden layers of their own; otherwise they share them."""
+    """Give actor and critic separate hidden layers; otherwise they share them."""
     normalize_input: bool = True
+    """Normalize observations by their running mean and standard deviation."""
     normalize_value: bool = True
+    """Normalize values and returns by their running mean and standard deviation."""
     normalize_advantage: bool = True
+    """Standardize advantages over the rollout."""
     value_bootstrap: bool = True
-    """Whether an episode cut by its time limit counts as going on."""
+    """Bootstrap the value of an episode that the time limit ended."""
     learning_rate: float = 1e-3
+    """Learning rate at the start; above 0."""
     lr_schedule: Literal["adaptive", "linear", "none"] = "adaptive"
+    """Schedule of the learning rate: adapted to the KL divergence, falling linearly, or constant (none)."""
     schedule_type: Literal["legacy", "standard"] = "legacy"
-    """Whether the learning rate follows each minibatch or each epoch."""
+    """With the adaptive schedule: adapt after each minibatch (legacy) or after each epoch (standard)."""
     kl_threshold: float = 0.01
-    """With lr_schedule adaptive: the change of the policy that the learning rate aims at."""
+    """With the adaptive schedule: KL divergence at which the learning rate aims; above 0."""
     max_epochs: int = -1
-    """With lr_schedule linear: the iterations over which the learning rate falls to almost nothing."""
+    """With the linear schedule: number of iterations over which the learning rate falls almost to 0."""
     gamma: float = 0.99
+    """Discount factor of future rewards; 0 to 1."""
     tau: float = 0.95
+    """Decay of generalized advantage estimation, often called lambda; 0 to 1."""
     e_clip: float = 0.2
+    """Clipping range of the probability ratio, and of the change of the value; above 0."""
     clip_value: bool = True
+    """Clip the change of the value in the value loss."""
     critic_coef: float = 2.0
+    """Weight of the value loss, which RL-Games halves; at least 0."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus; at least 0."""
     bounds_loss_coef: float = 0.0
+    """Weight of the penalty for mean actions outside -1.1 to 1.1; at least 0."""
     grad_norm: float = 1.0
+    """Norm to which the gradient is clipped if `truncate_grads` is set; above 0."""
     truncate_grads: bool = True
+    """Clip the norm of the gradient."""
     reward_scale: float = 1.0
-    """What rewards are multiplied by before learning; the metrics show them as they were."""
+    """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
     @property
     def horizon(self) -> int:

@@ -1,4 +1,4 @@
-"""Policies that RSL-RL trained elsewhere, from its own checkpoints; the library itself is not needed."""
+"""Load policies from checkpoints that RSL-RL wrote. The library itself is not needed."""
 
 import re
 import warnings
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError, one_line, unknown
-from paceline.learners.networks import fold_normalizer
+from paceline.learners.networks import Policy, fold_normalizer
 from paceline.validation import shown, widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -27,9 +27,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "swish": nn.SiLU,
     "mish": nn.Mish,
 }
-"""By RSL-RL's names."""
+"""Activation functions by their names in RSL-RL."""
 
-# What its normaliser adds to the standard deviation.
+# Added to the standard deviation by the normalizer of RSL-RL.
 _EPSILON = 1e-2
 
 _REFUSED = {
@@ -39,21 +39,24 @@ _REFUSED = {
     "actor_cnn": "a convolutional network",
     "student": "a student of a distillation",
 }
-"""By how the names of their tensors begin."""
+"""Networks that cannot be loaded, by the first characters of the names of their tensors."""
 
 
 @dataclass(frozen=True)
-class ForeignPolicy:
-    """What acts, out of a checkpoint."""
+class ExternalPolicy:
+    """Policy of a checkpoint that RSL-RL wrote."""
 
-    network: nn.Module
-    """From observations [batch, n] to actions, with the normaliser folded in."""
+    policy: Policy
     iteration: int
+    """Number of iterations for which it was trained."""
 
 
-def foreign_policy(file: Path, activation: str, inputs: int, actions: int) -> ForeignPolicy:
-    """Read a checkpoint of RSL-RL, of any version from 2 to 5; `activation`, which none of them says, by RSL-RL's name
-    for it; `inputs` and `actions` are how many numbers the task gives and takes."""
+def load_external_policy(file: Path, activation: str, inputs: int, actions: int) -> ExternalPolicy:
+    """Load the policy of a checkpoint of RSL-RL, version 2 to 5.
+
+    `activation` is RSL-RL's name of the activation function, which checkpoints do not contain. `inputs` and `actions`
+    are the widths of the observation group "policy" and of the actions of the task.
+    """
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
     content = _load(file)
@@ -72,11 +75,11 @@ def foreign_policy(file: Path, activation: str, inputs: int, actions: int) -> Fo
         network.extend((linear, ACTIVATIONS[activation]()))
     network.pop(-1)
     if normalizer:
-        network = _normalizing(network, normalizer, inputs, file)
-    return ForeignPolicy(network.eval().requires_grad_(False), iteration)
+        network = _fold_normalizer(network, normalizer, inputs, file)
+    return ExternalPolicy(Policy(network), iteration)
 
 
-def _normalizing(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: int, file: Path) -> nn.Sequential:
+def _fold_normalizer(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: int, file: Path) -> nn.Sequential:
     mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
     if (len(mean), len(std)) != (inputs, inputs):
         raise UserError(
@@ -88,7 +91,7 @@ def _normalizing(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: 
 def _load(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as opened, warnings.catch_warnings():
-            # An exported policy is refused below.
+            # An exported policy is rejected below.
             warnings.filterwarnings("ignore", r"'torch\.load' received a zip file", UserWarning)
             content = torch.load(opened, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -96,7 +99,7 @@ def _load(file: Path) -> dict[str, Any]:
     except Exception as error:
         # A damaged file makes torch raise errors of many kinds.
         raise UserError(
-            f"{file} is not a checkpoint of tensors and numbers alone, and nothing else in a file is run here: "
+            f"{file} is not a checkpoint of tensors and numbers only, and Paceline runs no code of a file: "
             f"{one_line(error)}"
         ) from None
     if not isinstance(content, dict) or not {"actor_state_dict", "model_state_dict"} & content.keys():
@@ -108,30 +111,30 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _actor(content: dict[str, Any], file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the actor's layers, as "0.weight", and those of its normaliser, as "_mean"."""
+    """Return the tensors of the actor's layers, such as "0.weight", and of its normalizer, such as "_mean"."""
     if "actor_state_dict" in content:
-        state, layers, before = content["actor_state_dict"], "mlp.", "obs_normalizer."
-        # Noise is for training alone; before version 5 it stood by itself.
-        aside = r"(distribution\.)?(log_)?std(_param)?"
+        state, layers, normalizer_prefix = content["actor_state_dict"], "mlp.", "obs_normalizer."
+        # The action noise is only used in training; before version 5 it had no prefix.
+        unused = r"(distribution\.)?(log_)?std(_param)?"
     else:
-        state, layers, before = content["model_state_dict"], "actor.", "actor_obs_normalizer."
-        aside = r"(log_)?std|critic.*"
-    # In version 2 the runner kept the normaliser.
-    kept = content.get("obs_norm_state_dict") or {}
-    if not _named_tensors(state) or not _named_tensors(kept):
+        state, layers, normalizer_prefix = content["model_state_dict"], "actor.", "actor_obs_normalizer."
+        unused = r"(log_)?std|critic.*"
+    # In version 2 the normalizer belonged to the runner.
+    runner_normalizer = content.get("obs_norm_state_dict") or {}
+    if not _named_tensors(state) or not _named_tensors(runner_normalizer):
         raise UserError(f"{file} is not a policy of RSL-RL: its networks are not named tensors")
     for name in state:
-        for beginning, network in _REFUSED.items():
-            if name.startswith(beginning):
+        for prefix, network in _REFUSED.items():
+            if name.startswith(prefix):
                 raise UserError(f"{file} holds {network} ({name}): only multi-layer perceptrons can be loaded")
-        if not name.startswith((layers, before)) and not re.fullmatch(aside, name):
+        if not name.startswith((layers, normalizer_prefix)) and not re.fullmatch(unused, name):
             raise UserError(f"{file} holds {name}, which is not of a multi-layer perceptron: it cannot be loaded")
-    normalizer = kept | _within(state, before)
-    return _within(state, layers), {name: tensor.float() for name, tensor in normalizer.items()}
+    normalizer = runner_normalizer | _with_prefix(state, normalizer_prefix)
+    return _with_prefix(state, layers), {name: tensor.float() for name, tensor in normalizer.items()}
 
 
 def _named_tensors(part: Any) -> bool:
-    """Whether it is a network's state, of plain tensors."""
+    """Return True for a dict of plain tensors by name."""
     return isinstance(part, dict) and all(
         isinstance(name, str)
         and isinstance(tensor, Tensor)
@@ -142,22 +145,22 @@ def _named_tensors(part: Any) -> bool:
     )
 
 
-def _within(state: dict[str, Tensor], beginning: str) -> dict[str, Tensor]:
-    return {name.removeprefix(beginning): tensor for name, tensor in state.items() if name.startswith(beginning)}
+def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def _layers(tensors: dict[str, Tensor], file: Path) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases from input to output."""
+    """Return weights and biases from input to output."""
     indices = sorted({int(name.split(".")[0]) for name in tensors if re.fullmatch(r"\d{1,4}\.weight", name)})
     names = {f"{index}.{part}" for index in indices for part in ("weight", "bias")}
-    # Between them stand the activations, which have no tensors.
+    # The odd indices are activations, which have no tensors.
     if not indices or indices != list(range(0, 2 * len(indices), 2)) or names != tensors.keys():
         raise UserError(f"{file} holds {', '.join(sorted(tensors)) or 'no layers'}, not a plain multi-layer perceptron")
     found = [(tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float()) for index in indices]
     whole = all(weight.dim() == 2 and bias.shape == weight.shape[:1] for weight, bias in found)
     if not whole or any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(found)):
         shapes = ", ".join(str(tuple(weight.shape)) for weight, _ in found)
-        raise UserError(f"{file} is damaged: its layers, {shapes}, do not follow on each other")
+        raise UserError(f"{file} is damaged: the shapes of its layers, {shapes}, do not match")
     return found
 
 
@@ -169,8 +172,8 @@ def _check_sizes(layers: list[tuple[Tensor, Tensor]], inputs: int, actions: int,
         )
     if gives == 2 * actions:
         raise UserError(
-            f"{file} gives {gives} numbers where the task takes {actions}: if that is because its noise depends on the "
-            "observations, or is not Gaussian, it cannot be loaded"
+            f"{file} gives {gives} numbers where the task takes {actions}: a policy whose noise depends on the "
+            "observations, or is not Gaussian, cannot be loaded"
         )
     if gives != actions:
         raise UserError(

@@ -1,11 +1,11 @@
-"""Keys of RSL-RL's configuration files. A key that is not here is unknown to RSL-RL too."""
+"""Keys of RSL-RL's configuration files. Other keys are unknown to RSL-RL as well."""
 
 from paceline.learners.native_keys import KEEP, Group, Only, Ours, RunOption, Setting, ours, same
 
 _NETWORK: Group = {
     "class_name": Only("MLPModel"),
     **same("hidden_dims", "activation", "obs_normalization"),
-    # Of the models with memory or eyes.
+    # Keys of recurrent and convolutional models.
     **{name: Only(None) for name in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers", "cnn_cfg")},
 }
 
@@ -22,7 +22,7 @@ KEYS: Group = {
     "obs_groups": {
         "actor": Only(["policy"], ["actor"]),
         "policy": Only(["policy"]),
-        "critic": Ours("the critic sees the group critic where the task has one, and policy otherwise"),
+        "critic": Ours("the critic uses the group critic if the task has one, otherwise policy"),
     },
     "actor": {
         **_NETWORK,

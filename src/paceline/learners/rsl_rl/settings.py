@@ -1,4 +1,4 @@
-"""RSL-RL's settings, under its own names."""
+"""Settings of RSL-RL, under its own names."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
@@ -10,7 +10,7 @@ from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, no
 
 @dataclass(frozen=True)
 class RslRlSettings:
-    """RSL-RL's PPO; the defaults suit locomotion."""
+    """Settings of RSL-RL's PPO. The defaults suit locomotion."""
 
     flags: ClassVar[str] = "rsl-rl"
     horizon_field: ClassVar[str] = "num_steps_per_env"
@@ -18,28 +18,43 @@ class RslRlSettings:
     fixed: ClassVar[tuple[str, ...]] = ("hidden_dims", "activation", "obs_normalization", "init_std", "std_type")
 
     num_steps_per_env: int = 24
-    """Steps per world and iteration."""
+    """Number of steps per env and iteration; at least 1."""
     hidden_dims: tuple[int, ...] = (256, 128, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Literal["elu", "relu", "tanh", "selu", "lrelu", "sigmoid"] = "elu"
+    """Activation function of the hidden layers."""
     obs_normalization: bool = True
+    """Normalize observations by their running mean and standard deviation."""
     init_std: float = 1.0
-    """Of the action noise."""
+    """Standard deviation of the action noise at the start; above 0."""
     std_type: Literal["scalar", "log"] = "scalar"
-    """What is learnt of the noise: its standard deviation, or the logarithm of it."""
+    """Parameter that is learned for the action noise: its standard deviation (scalar) or the logarithm of it (log)."""
     num_learning_epochs: int = 5
+    """Number of passes over the samples of an iteration; at least 1."""
     num_mini_batches: int = 4
+    """Number of minibatches per epoch; at least 1."""
     learning_rate: float = 1e-3
+    """Learning rate at the start, above 0. With the adaptive schedule it stays between 1e-5 and 1e-2."""
     schedule: Literal["adaptive", "fixed"] = "adaptive"
+    """Adapt the learning rate to the KL divergence (adaptive), or keep it constant (fixed)."""
     desired_kl: float = 0.01
+    """KL divergence per minibatch at which the adaptive learning rate aims; above 0."""
     gamma: float = 0.99
+    """Discount factor of future rewards; 0 to 1."""
     lam: float = 0.95
+    """Decay of generalized advantage estimation; 0 to 1."""
     clip_param: float = 0.2
+    """Clipping range of the probability ratio, and of the change of the value; above 0."""
     use_clipped_value_loss: bool = True
+    """Clip the change of the value in the value loss."""
     value_loss_coef: float = 1.0
+    """Weight of the value loss; at least 0."""
     entropy_coef: float = 0.005
+    """Weight of the entropy bonus; at least 0."""
     max_grad_norm: float = 1.0
+    """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     normalize_advantage_per_mini_batch: bool = False
+    """Standardize advantages over each minibatch instead of over the rollout."""
 
     @property
     def horizon(self) -> int:

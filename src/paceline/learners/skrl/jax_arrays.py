@@ -1,4 +1,4 @@
-"""Between torch and JAX: arrays that are the same memory, and trees of them as a checkpoint holds them."""
+"""Conversion between torch and JAX: arrays that share memory, and trees of arrays in checkpoints."""
 
 import os
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Read when JAX starts: it would take most of the GPU's memory, which torch and Warp need as well.
+# Read when JAX starts. By default it allocates most of the GPU memory, which torch and Warp need as well.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
 
 JaxDevice = Any
-"""A jax.Device, which is no class to type checkers."""
+"""jax.Device, which type checkers do not accept as a class."""
 
 
 def jax_device(device: torch.device) -> JaxDevice:
-    """The same as torch's, or the CPU where JAX is installed without CUDA."""
+    """Return the JAX device of a torch device, or the CPU if JAX is installed without CUDA."""
     if device.type == "cuda":
         try:
             return jax.devices("cuda")[device.index or 0]
@@ -27,29 +27,30 @@ def jax_device(device: torch.device) -> JaxDevice:
 
 
 def to_jax(tensor: Tensor, device: JaxDevice) -> jax.Array:
-    """The tensor's own memory, or a copy where JAX is on another device; flags as int8. It must not be written to."""
+    """Return an array that shares the memory of the tensor, or a copy if JAX is on another device. Booleans become
+    int8. The memory must not be changed afterwards."""
     tensor = (tensor.to(torch.int8) if tensor.dtype == torch.bool else tensor).contiguous()
     return jax.dlpack.from_dlpack(tensor.cpu() if device.platform == "cpu" else tensor)
 
 
 def to_torch(array: jax.Array) -> Tensor:
-    """The array's own memory, wherever JAX has it."""
+    """Return a tensor that shares the memory of the array, on the device of the array."""
     return torch.from_dlpack(array)
 
 
 def random_key() -> jax.Array:
-    """From torch's generator."""
+    """Return a key sampled from torch's generator."""
     return jnp.array(torch.randint(2**32, (2,)).numpy(), dtype=jnp.uint32)
 
 
 def flat(tree: Any) -> dict[str, Tensor]:
-    """Copies of a tree's arrays, by their paths."""
+    """Return copies of the arrays of a tree by their paths."""
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {_name(path): to_torch(leaf).clone() for path, leaf in leaves}
 
 
 def unflat(like: Any, arrays: dict[str, Tensor]) -> Any:
-    """The tree that `flat` took apart, copied; of the same form as `like`."""
+    """Return a tree of the same structure as `like` with copies of the arrays of `flat`."""
     leaves, form = jax.tree.flatten_with_path(like)
     found = []
     for path, leaf in leaves:

@@ -1,5 +1,5 @@
-"""skrl's PPO on JAX, on our envs and ranks. Its trainer, which logs and saves by itself, is not used; nor is JAX's own
-way of joining processes: what ranks have in common goes through our group."""
+"""skrl's PPO on JAX, on Paceline's envs and ranks. The distributed runtime of JAX is not used: ranks communicate
+through Paceline's process group."""
 
 import math
 from typing import Any, cast
@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from jax.flatten_util import ravel_pytree
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.rollout import Clock, Stepper, same_on_all_ranks, vector_widths
-from paceline.learners.skrl.imports import without_launcher
+from paceline.learners.networks import ClippedNormalizer
+from paceline.learners.optimizers import broadcast_parameters
+from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.learners.skrl.jax_arrays import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, metrics, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
-from paceline.tensors.statistics import moments
+from paceline.tensors.statistics import merge_, row_sums, standardize
 
 with without_launcher():
     import skrl
@@ -31,200 +32,140 @@ with without_launcher():
     from skrl.resources.schedulers.jax import KLAdaptiveLR
 
 _ACTIVATIONS = {"elu": (jax.nn.elu, nn.ELU), "relu": (jax.nn.relu, nn.ReLU), "tanh": (jnp.tanh, nn.Tanh)}
-# By these skrl plans its logs and files, of which there are none here.
-_NO_PLAN = {"timestep": 0, "timesteps": 0}
 
 
-class SkrlJax:
-    """A `Learner`; the critic sees the group "critic" where the env has one."""
+class SkrlJax(SkrlLearner):
+    """skrl's PPO on JAX."""
+
+    _agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        self.env, self.config, self.iteration = env, config, 0
-        self._stepper = Stepper(env, seed, group)
+        super().__init__(env, config, seed, group)
         self._device = jax_device(env.device)
-        # Where skrl, and JAX itself, put what comes from nowhere.
+        # Device on which skrl and JAX create arrays.
         skrl.config.jax.device = self._device
         jax.config.update("jax_default_device", self._device)
         torch.manual_seed(seed)
-        self._agent = _Agent(self._stepper, config, self._device)
+        self._agent = _Agent(self._rollout_env, config, self._device)
         for network in self._agent.networks.values():
             parameters = flat(network.state_dict.params)
-            same_on_all_ranks(group, list(parameters.values()))
+            broadcast_parameters(group, parameters.values())
             _set_parameters(network, parameters)
 
-    def learn(self) -> dict[str, float]:
-        agent, stepper = self._agent, self._stepper
-        stepper.begin(self.iteration, self.config.rollouts)
-        agent.begin()
-        clock = Clock(self.env.device)
-        self._collect()
-        clock.lap()
-        agent.update(**_NO_PLAN)
-        clock.lap()
-        self.iteration += 1
-        return stepper.report(agent.metrics(), clock)
+    def _from_torch(self, tensor: Tensor) -> jax.Array:
+        return to_jax(tensor, self._device)
 
-    def first_non_finite(self) -> str | None:
-        return self._stepper.first_non_finite()
-
-    def policy(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        if scaler := self._agent.scalers.get("observation"):
-            layers.append(_Normalizer(scaler))
-        parameters: Any = self._agent.policy.state_dict.params["params"]
-        for index in range(len(self.config.layers) + 1):
-            kernel, bias = (to_torch(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
-            linear = nn.Linear(kernel.shape[0], kernel.shape[1])
-            linear.load_state_dict({"weight": kernel.T, "bias": bias})
-            layers += [linear, _ACTIVATIONS[self.config.activations][1]()]
-        return nn.Sequential(*layers[:-1]).requires_grad_(False)
-
-    def state(self) -> dict[str, Any]:
-        agent = self._agent
-        return {
-            "networks": {name: flat(network.state_dict.params) for name, network in agent.networks.items()},
-            "normalizers": {name: flat(scaler.statistics()) for name, scaler in agent.scalers.items()},
-            "optimizer": {
-                "learning_rate": float(agent.policy_learning_rate),
-                **{name: flat(moments) for name, moments in agent.adam.states.items()},
-            },
-            "iteration": self.iteration,
-            "envs": self._stepper.state(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        agent = self._agent
-        self.load_policy(state)
-        _set_parameters(agent.value, state["networks"]["value"])
-        for name, scaler in agent.scalers.items():
-            scaler.load(state["normalizers"][name])
-        for name, adam in agent.adam.states.items():
-            agent.adam.states[name] = unflat(adam, state["optimizer"][name])
-        agent.policy_learning_rate = agent.value_learning_rate = state["optimizer"]["learning_rate"]
-        self._stepper.load_state(state["envs"])
+    def _to_torch(self, array: jax.Array) -> Tensor:
+        return to_torch(array)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._agent.policy_learning_rate = self._agent.value_learning_rate = learning_rate
 
-    def load_policy(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        _set_parameters(self._agent.policy, state["networks"]["policy"])
-        if scaler := self._agent.scalers.get("observation"):
-            scaler.load(state["normalizers"]["observation"])
-
-    def _collect(self) -> None:
-        inputs = self._inputs(self._stepper.obs)
-        for _ in range(self.config.rollouts):
-            actions, _ = self._agent.act(*inputs, **_NO_PLAN)
-            step = self._stepper.step(to_torch(actions))
-            cut, ended = step.truncated.unsqueeze(1), step.terminated.unsqueeze(1)
-            # Of an episode that was cut, its own last observations and not the next one's first.
-            beyond = self._inputs({name: torch.where(cut, step.final_obs[name], obs) for name, obs in step.obs.items()})
-            self._agent.record_transition(
-                observations=inputs[0],
-                states=cast("jax.Array", inputs[1]),
-                actions=actions,
-                rewards=to_jax(step.reward.unsqueeze(1), self._device),
-                next_observations=beyond[0],
-                next_states=cast("jax.Array", beyond[1]),
-                # Stock, where it does not bootstrap a cut episode, has it go on into the next.
-                terminated=to_jax(ended if self.config.time_limit_bootstrap else ended | cut, self._device),
-                truncated=to_jax(cut, self._device),
-                infos={},
-                **_NO_PLAN,
-            )
-            inputs = self._inputs(step.obs)
-
-    def _inputs(self, obs: dict[str, Tensor]) -> tuple[jax.Array, jax.Array | None]:
-        """What skrl calls observations and states."""
-        states = to_jax(obs["critic"], self._device) if "critic" in obs else None
-        return to_jax(obs["policy"], self._device), states
-
 
 class _Agent(PPO):
-    """skrl's own, with parts in it that are the same on all ranks: to itself it is alone."""
+    """Learns from the samples of all ranks, while skrl itself knows of one rank only."""
 
     policy: "_Policy"
     value: "_Value"
     memory: "_Memory"
 
-    def __init__(self, stepper: Stepper, config: SkrlSettings, device: JaxDevice):
-        self._group, self._share, self._divergences = stepper.group, stepper.share, list[float]()
-        group, widths, actions = stepper.group, vector_widths(stepper.env, "skrl_jax"), stepper.env.num_actions
-        self.networks = make_networks(widths, actions, config, device)
-        memory = _Memory(group, memory_size=config.rollouts, num_envs=stepper.env.num_envs, device=device)
-        spaces = _spaces(widths, actions, device)
-        super().__init__(models=self.networks, memory=memory, cfg=_agent_config(config), **spaces)
-        self.scalers: dict[str, _Scaler] = {}
-        if config.observation_normalization:
-            self.scalers["observation"] = self._observation_preprocessor = _Scaler(widths["policy"], group, device)
-        if config.observation_normalization and "critic" in widths:
-            self.scalers["state"] = self._state_preprocessor = _Scaler(widths["critic"], group, device)
-        if config.value_normalization:
-            self.scalers["value"] = _Scaler(1, group, device)
-        self._value_preprocessor = memory.values = _Values(self.scalers.get("value"))
-
-        stock = {"policy": self.policy_optimizer, "value": self.value_optimizer}
+    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice):
+        self._rollout_env, self._config, self._divergences = rollout_env, config, list[float]()
+        env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
+        self.networks = make_networks(widths, env.num_actions, config, device)
+        memory = _Memory(group, memory_size=config.rollouts, num_envs=env.num_envs, device=device)
+        super().__init__(
+            models=self.networks,
+            memory=memory,
+            cfg=PPO_CFG(
+                **agent_options(config, widths, _Scaler, group=group, device=device),
+                # Also for a fixed learning rate, because skrl then passes it to every step and computes the divergence.
+                learning_rate_scheduler=cast("type", KLAdaptiveLR),
+                learning_rate_scheduler_kwargs={"kl_threshold": config.kl_threshold},
+                experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
+            ),
+            **spaces(widths, env.num_actions, device),
+        )
+        preprocessors = {
+            "observation": self._observation_preprocessor,
+            "state": self._state_preprocessor,
+            "value": self._value_preprocessor,
+        }
+        self.scalers = {name: scaler for name, scaler in preprocessors.items() if isinstance(scaler, _Scaler)}
+        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor)
+        adams = {"policy": self.policy_optimizer, "value": self.value_optimizer}
         self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(
-            stock, self.networks, group, stepper.share
+            adams, self.networks, group, rollout_env.share
         )
         self._adapt = self.policy_scheduler if config.learning_rate_scheduler == "KLAdaptiveLR" else None
-        self.policy_scheduler, self.value_scheduler = cast("Any", (self._next_rate, self._same_rate))
+        self.policy_scheduler, self.value_scheduler = cast("Any", (self._policy_scheduler, self._value_scheduler))
         self.init()
         self.enable_training_mode(True)
 
     def begin(self) -> None:
-        """An iteration. The noise of actions and the order of samples follow torch's generator, which starts anew in
-        each."""
+        """Begin an iteration: seed the noise of actions and the order of samples from torch's generator."""
         self.policy._g_key, self.policy._g_i = random_key(), 0
         np.random.seed(int(torch.randint(2**32, ())))
-
-    def metrics(self) -> dict[str, float | Tensor]:
-        """Of the latest update."""
-        log_std = to_torch(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
-        found = {
-            "loss/surrogate": self.tracking_data["Loss / Policy loss"][-1],
-            "loss/value": self.tracking_data["Loss / Value loss"][-1],
-            "loss/entropy": (0.5 + 0.5 * math.log(2.0 * math.pi) + log_std).sum(),
-            "policy/kl": float(np.mean(self._divergences)),
-            "policy/learning_rate": self.policy_learning_rate,
-            "policy/std": log_std.exp(),
-        }
         self.tracking_data.clear()
         self._divergences.clear()
-        return found
 
-    def _next_rate(self, timestep: int, *, lr: float, kl: float) -> float:
-        """By how far the policy has moved in the samples of all ranks."""
-        own = torch.tensor(float(kl) * self._share, dtype=torch.float64)
-        divergence = float(self._group.sum_(own))
-        self._divergences.append(divergence)
-        return self._adapt(timestep, lr=lr, kl=divergence) if self._adapt else lr
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the latest update."""
+        log_std = to_torch(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
+        entropy = (0.5 + 0.5 * math.log(2.0 * math.pi) + log_std).sum()
+        return metrics(self.tracking_data, entropy, self._divergences, self.policy_learning_rate, log_std.exp())
 
-    def _same_rate(self, timestep: int, *, lr: float, kl: float) -> float:
-        """The critic's is the policy's, which skrl asks for first."""
+    def policy_network(self) -> nn.Module:
+        """Return the mean action as a torch network of raw observations."""
+        layers: list[nn.Module] = []
+        if scaler := self.scalers.get("observation"):
+            mean, variance = (to_torch(found).cpu() for found in (scaler.running_mean, scaler.running_variance))
+            layers.append(ClippedNormalizer(mean, variance.sqrt() + scaler.epsilon, scaler.clip_threshold))
+        parameters: Any = self.policy.state_dict.params["params"]
+        for index in range(len(self._config.layers) + 1):
+            kernel, bias = (to_torch(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
+            linear = nn.Linear(kernel.shape[0], kernel.shape[1])
+            linear.load_state_dict({"weight": kernel.T, "bias": bias})
+            layers += [linear, _ACTIVATIONS[self._config.activations][1]()]
+        return nn.Sequential(*layers[:-1])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "networks": {name: flat(network.state_dict.params) for name, network in self.networks.items()},
+            "normalizers": {name: flat(scaler.statistics()) for name, scaler in self.scalers.items()},
+            "optimizer": {
+                "learning_rate": float(self.policy_learning_rate),
+                **{name: flat(moments) for name, moments in self.adam.states.items()},
+            },
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.load_policy(state)
+        _set_parameters(self.value, state["networks"]["value"])
+        for name, scaler in self.scalers.items():
+            scaler.load(state["normalizers"][name])
+        for name, adam in self.adam.states.items():
+            self.adam.states[name] = unflat(adam, state["optimizer"][name])
+        self.policy_learning_rate = self.value_learning_rate = state["optimizer"]["learning_rate"]
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        _set_parameters(self.policy, state["networks"]["policy"])
+        if scaler := self.scalers.get("observation"):
+            scaler.load(state["normalizers"]["observation"])
+
+    def _policy_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
+        """Adapt the learning rate to the KL divergence over all ranks, and record it."""
+        self._divergences.append(self._rollout_env.average(float(kl)))
+        return self._adapt(timestep, lr=lr, kl=self._divergences[-1]) if self._adapt else lr
+
+    def _value_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
+        """Return the learning rate of the policy, which skrl schedules first."""
         return self.policy_learning_rate
 
 
-def _agent_config(config: SkrlSettings) -> PPO_CFG:
-    same = ("rollouts", "learning_epochs", "mini_batches", "discount_factor", "learning_rate", "grad_norm_clip")
-    same += ("ratio_clip", "value_clip", "entropy_loss_scale", "value_loss_scale", "time_limit_bootstrap")
-    return PPO_CFG(
-        **{name: getattr(config, name) for name in same},
-        gae_lambda=config.gae_lambda,
-        # Also where the rate is fixed: skrl then hands it to every step, and tells how far the policy has moved.
-        learning_rate_scheduler=cast("type", KLAdaptiveLR),
-        learning_rate_scheduler_kwargs={"kl_threshold": config.kl_threshold},
-        # Each rank would stop by itself, and leave the others waiting.
-        kl_threshold=0.0,
-        rewards_shaper=lambda rewards, timestep, timesteps: rewards * config.rewards_shaper_scale,
-        experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
-    )
-
-
 def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, device: JaxDevice) -> dict[str, Model]:
-    """Policy and value, with weights from torch's generator."""
-    options = {"layers": config.layers, "activation": config.activations, **_spaces(widths, actions, device)}
+    """Return the policy and the value network, with weights sampled from torch's generator."""
+    options = {"layers": config.layers, "activation": config.activations, **spaces(widths, actions, device)}
     networks = {"policy": _Policy(initial_log_std=config.initial_log_std, **options), "value": _Value(**options)}
     for network in networks.values():
         network.init_state_dict(key=random_key())
@@ -232,7 +173,7 @@ def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, de
 
 
 class _Policy(GaussianMixin, Model):
-    """Mean actions by a multi-layer perceptron, with noise that is the same in all states."""
+    """MLP for the mean action, with noise that does not depend on the observations."""
 
     layers: tuple[int, ...] = ()
     activation: str = "elu"
@@ -245,7 +186,7 @@ class _Policy(GaussianMixin, Model):
 
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        mean = _perceptron(inputs["observations"], self.layers, self.activation, self.num_actions, last_gain=0.01)
+        mean = _mlp(inputs["observations"], self.layers, self.activation, self.num_actions, last_gain=0.01)
         log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.initial_log_std, jnp.float32))
         return mean, {"log_std": log_std}
 
@@ -262,11 +203,11 @@ class _Value(DeterministicMixin, Model):
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
         states = inputs["observations"] if inputs["states"] is None else inputs["states"]
-        return _perceptron(states, self.layers, self.activation, 1, last_gain=1.0), {}
+        return _mlp(states, self.layers, self.activation, 1, last_gain=1.0), {}
 
 
-def _perceptron(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
-    """With orthogonal weights; `last_gain` scales the output layer's."""
+def _mlp(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
+    """Compute a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
     for width in layers:
         dense = flax.linen.Dense(width, kernel_init=jax.nn.initializers.orthogonal(math.sqrt(2.0)))
         x = _ACTIVATIONS[activation][0](dense(x))
@@ -274,27 +215,27 @@ def _perceptron(x: jax.Array, layers: tuple[int, ...], activation: str, outputs:
 
 
 class GradientMean:
-    """Over the samples of all ranks, of which this one has a `share`; the gradient is a tree like `parameters`."""
+    """Averages a gradient, a tree like `parameters`, over ranks, weighted by this rank's `share` of all samples."""
 
     def __init__(self, parameters: Any, group: Group, share: float):
         self._group = group
         _, unpack = ravel_pytree(parameters)
-        # One array for all layers, and compiled once: skrl's own sum is compiled anew at every call.
+        # One array for all layers, and compiled once: skrl's own sum is compiled at every call.
         self._pack, self._unpack = jax.jit(lambda tree: ravel_pytree(tree)[0] * share), jax.jit(unpack)
 
     def __call__(self, gradient: Any) -> Any:
         if self._group.alone:
             return gradient
-        # In place, because nobody else has this array.
+        # In place, because nothing else uses this array.
         return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(to_torch(self._pack(gradient)))))
 
 
 class _SharedAdam:
-    """skrl's optimisers of both networks, on the gradients of all ranks. It asks for the policy's step and then for the
-    value's; both are done at the second, so that one sum serves both."""
+    """skrl's optimizers of both networks, on the gradients of all ranks. skrl steps the policy first and then the
+    value; both steps are done at the second call, so that one sum over ranks covers both gradients."""
 
     def __init__(self, adams: dict[str, Any], networks: dict[str, Model], group: Group, share: float):
-        # Bound to the device from the start, as they are after a step: else the first would be compiled for itself.
+        # On the device from the start, as they are after a step: otherwise the first step would be compiled separately.
         self.states = {name: jax.device_put(adam.state, networks[name].device) for name, adam in adams.items()}
         self._adams, self._networks, self._waiting = adams, networks, dict[str, Any]()
         self._mean = GradientMean({name: network.state_dict.params for name, network in networks.items()}, group, share)
@@ -311,7 +252,7 @@ class _SharedAdam:
 
 
 class _Scaler(RunningStandardScaler):
-    """Statistics of the samples of all ranks."""
+    """Has the same statistics, of the samples of all ranks, on each rank."""
 
     def __init__(self, width: int, group: Group, device: JaxDevice):
         super().__init__(width, device=device)
@@ -329,40 +270,18 @@ class _Scaler(RunningStandardScaler):
         self.state_dict = unflat(self.statistics(), statistics)
 
     def _merge(self, rows: Tensor) -> None:
-        before, mean, variance = (
-            to_torch(found).double() for found in (self.current_count, self.running_mean, self.running_variance)
+        arrays = (self.current_count, self.running_mean, self.running_variance)
+        count, mean, variance = (to_torch(array).double() for array in arrays)
+        merge_(count, mean, variance, self._group.sum_(row_sums(rows, mean)))
+        self.current_count, self.running_mean, self.running_variance = (
+            to_jax(merged.float(), self.device) for merged in (count, mean, variance)
         )
-        count, new_mean, new_variance = moments(self._group.sum_, rows, mean)
-        total, shift = before + count, new_mean - mean
-        mean += shift * count / total
-        variance = (variance * before + new_variance * count + shift.square() * before * count / total) / total
-        self.running_mean, self.running_variance, self.current_count = (
-            to_jax(merged.float(), self.device) for merged in (mean, variance, total)
-        )
-
-
-class _Values:
-    """Normalises values, if there is a scaler. In an update skrl does so with the rollout's values and then with its
-    returns, and what these were before is kept: the difference is the advantages, which nothing else tells."""
-
-    def __init__(self, scaler: _Scaler | None):
-        self._scaler, self._raw = scaler, list[jax.Array]()
-
-    def __call__(self, x: jax.Array, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
-        if train:
-            self._raw.append(x)
-        return self._scaler(x, train=train, inverse=inverse) if self._scaler else x
-
-    def take_advantages(self) -> jax.Array:
-        values, returns = self._raw
-        self._raw.clear()
-        return returns - values
 
 
 class _Memory(RandomMemory):
-    """Advantages are normalised over the samples of all ranks, not by each rank over its own."""
+    """Standardizes advantages over the samples of all ranks."""
 
-    values: _Values
+    values: UnscaledValues
 
     def __init__(self, group: Group, **options: Any):
         super().__init__(**options)
@@ -370,38 +289,10 @@ class _Memory(RandomMemory):
 
     def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
         if name == "advantages":
-            advantages = self.values.take_advantages()
-            _, mean, variance = moments(self._group.sum_, to_torch(advantages))
-            tensor = _standardized(advantages, float(mean), float(variance.sqrt()))
+            advantages = to_torch(self.values.take_advantages())
+            sums = self._group.sum_(row_sums(advantages))
+            tensor = to_jax(standardize(advantages, sums, correction=0), self.device)
         super().set_tensor_by_name(name, tensor)
-
-
-@jax.jit
-def _standardized(values: jax.Array, mean: float, std: float) -> jax.Array:
-    return (values - mean) / (std + 1e-8)
-
-
-class _Normalizer(nn.Module):
-    """What a scaler does, in torch. It clips, so that it cannot be folded into the first layer."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, scaler: _Scaler):
-        super().__init__()
-        mean, variance = (to_torch(found).cpu() for found in (scaler.running_mean, scaler.running_variance))
-        self.register_buffer("mean", mean.clone())
-        self.register_buffer("std", variance.sqrt() + scaler.epsilon)
-        self.limit = scaler.clip_threshold
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return ((obs - self.mean) / self.std).clamp(-self.limit, self.limit)
-
-
-def _spaces(widths: dict[str, int], actions: int, device: JaxDevice) -> dict[str, Any]:
-    """As all of skrl's parts take them."""
-    sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic"), "action_space": actions}
-    return {"device": device} | {name: Box(-np.inf, np.inf, (size,)) if size else None for name, size in sizes.items()}
 
 
 def _set_parameters(network: Model, parameters: dict[str, Tensor]) -> None:

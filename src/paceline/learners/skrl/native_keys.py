@@ -1,4 +1,4 @@
-"""Keys of skrl's configuration files. A key that is not here is unknown to skrl too."""
+"""Keys of skrl's configuration files. Other keys are unknown to skrl as well."""
 
 from paceline.learners.native_keys import Group, Only, Ours, RunOption, Setting, ours, same
 
@@ -17,7 +17,7 @@ _SCALER = {"RunningStandardScaler": True, None: False}
 KEYS: Group = {
     "seed": RunOption("seed", least=0),
     "models": {
-        "separate": Ours("policy and value have layers of their own"),
+        "separate": Ours("policy and value have separate layers"),
         "policy": {
             **_skrl_model("GaussianMixin", ("STATES", "OBSERVATIONS"), "ACTIONS"),
             **same("initial_log_std"),
@@ -46,7 +46,7 @@ KEYS: Group = {
             "grad_norm_clip",
             "time_limit_bootstrap",
         ),
-        # Its name before version 2, and from then on.
+        # The name before version 2, and the current one.
         "lambda": Setting("gae_lambda"),
         "gae_lambda": Setting("gae_lambda"),
         "learning_rate_scheduler": Setting(
@@ -61,7 +61,7 @@ KEYS: Group = {
             "last_epoch": Only(-1),
             "verbose": Only(False),
         },
-        # In version 2 a state is what the critic alone sees; before, it was the observation.
+        # In version 2 only the critic sees the state; before, the state was the observation.
         "observation_preprocessor": Setting("observation_normalization", _SCALER),
         "state_preprocessor": Setting("observation_normalization", _SCALER, unless="observation_preprocessor"),
         "value_preprocessor": Setting("value_normalization", _SCALER),

@@ -1,4 +1,4 @@
-"""skrl's settings, under its own names; the same for torch and JAX."""
+"""Settings of skrl, under its own names, the same for torch and JAX."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from paceline.validation import (
 
 @dataclass(frozen=True)
 class SkrlSettings:
-    """skrl's PPO; the defaults suit locomotion."""
+    """Settings of skrl's PPO. The defaults suit locomotion."""
 
     flags: ClassVar[str] = "skrl"
     horizon_field: ClassVar[str] = "rollouts"
@@ -33,31 +33,45 @@ class SkrlSettings:
     )
 
     rollouts: int = 24
-    """Steps per world and iteration."""
+    """Number of steps per env and iteration; at least 1."""
     learning_epochs: int = 5
+    """Number of passes over the samples of an iteration; at least 1."""
     mini_batches: int = 4
+    """Number of minibatches per epoch; at least 1."""
     layers: tuple[int, ...] = (256, 128, 64)
     """Widths of the hidden layers of policy and value."""
     activations: Literal["elu", "relu", "tanh"] = "elu"
+    """Activation function of the hidden layers."""
     initial_log_std: float = 0.0
-    """Of the action noise."""
+    """Logarithm of the standard deviation of the action noise at the start."""
     learning_rate: float = 1e-3
+    """Learning rate at the start; above 0."""
     learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = "KLAdaptiveLR"
+    """Adapt the learning rate to the KL divergence (KLAdaptiveLR), or keep it constant (none)."""
     kl_threshold: float = 0.01
-    """The scheduler's: the change of the policy that the learning rate aims at."""
+    """KL divergence at which the scheduler of the learning rate aims; above 0."""
     discount_factor: float = 0.99
+    """Discount factor of future rewards, often called gamma; 0 to 1."""
     gae_lambda: float = 0.95
+    """Decay of generalized advantage estimation; 0 to 1."""
     ratio_clip: float = 0.2
+    """Clipping range of the probability ratio; above 0."""
     value_clip: float = 0.2
+    """Clipping range of the change of the value in the value loss; 0 turns clipping off."""
     entropy_loss_scale: float = 0.0
+    """Weight of the entropy bonus; at least 0."""
     value_loss_scale: float = 2.0
+    """Weight of the value loss; at least 0."""
     grad_norm_clip: float = 1.0
+    """Norm to which the gradient is clipped; above 0."""
     observation_normalization: bool = True
+    """Normalize observations by their running mean and standard deviation."""
     value_normalization: bool = True
+    """Normalize values and returns by their running mean and standard deviation."""
     time_limit_bootstrap: bool = True
-    """Whether an episode cut by its time limit counts as going on, from its own last observation."""
+    """Bootstrap the value of an episode that the time limit ended, from its last observation."""
     rewards_shaper_scale: float = 1.0
-    """What rewards are multiplied by before learning; the metrics show them as they were."""
+    """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
     @property
     def horizon(self) -> int:
