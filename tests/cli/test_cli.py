@@ -47,7 +47,7 @@ BAD = {
     "a missing value": (["train", "cartpole", "--resume"], ["--resume"]),
     "no physics steps": (["train", "cartpole", "--env.decimation", "0"], ["--env.decimation 0", "at least 1"]),
     "no time": (["train", "cartpole", "--env.episode-seconds", "0"], ["--env.episode-seconds 0", "above 0"]),
-    "infinite force": (["train", "cartpole", "--env.force-newtons", "inf"], ["--env.force-newtons inf", "finite"]),
+    "infinite force": (["train", "cartpole", "--env.max-force", "inf"], ["--env.max-force inf", "finite"]),
     "learning rate out of range": (
         ["train", "cartpole", "--ppo.learning-rate", "1"],
         ["--ppo.learning-rate 1", "0.01"],
@@ -99,7 +99,7 @@ def test_help_comes_with_every_command(command: list[str], tmp_path: Path):
     assert done.returncode == 0
     assert "paceline" in done.stdout
     if command == ["train", "cartpole"]:
-        assert "--env.force-newtons" in done.stdout
+        assert "--env.max-force" in done.stdout
         assert "--ppo.horizon" in done.stdout
 
 

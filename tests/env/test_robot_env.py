@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task, Worlds
+from paceline.env.task import EnvState, Task
 from paceline.env.vec_env import Step
 from paceline.tasks.cartpole import Cartpole
 from paceline.tensors import random as draw
@@ -45,7 +45,7 @@ def ended(step: Step) -> Tensor:
 
 
 def test_one_step_is_decimation_steps_of_plain_mujoco():
-    task = Cartpole(decimation=5, start_angle=0.1)
+    task = Cartpole(decimation=5, initial_pole_angle=0.1)
     env = RobotEnv(task, 3, seed=4)
     model = task.model()
     data = [mujoco.MjData(model) for _ in range(3)]
@@ -82,8 +82,8 @@ def test_each_world_has_its_own_time_limit():
 class EndsAtTheLimit(Drift):
     """The task ends an episode in the very step in which its time is up."""
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return worlds.episode_step >= 10
+    def terminated(self, state: EnvState) -> Tensor:
+        return state.episode_step >= 10
 
 
 def test_an_end_at_the_time_limit_is_a_termination_only():
@@ -107,7 +107,7 @@ def test_worlds_that_end_start_anew_and_the_others_go_on_untouched():
     for i, step in enumerate(run(env, 12)):
         # Numbers of step 0 went into the first episodes, those of this step into what starts now.
         numbers = draw.uniform(5, torch.arange(16), torch.tensor(i), draw.Stream.RESET, 2)
-        qpos, qvel = task.reset(numbers)
+        qpos, qvel, _ = task.reset(env.env_state, numbers)
         fresh = torch.cat((qpos, qvel, torch.zeros(16, 3)), dim=1)
         done = ended(step)
         resets += int(done.sum())
@@ -281,7 +281,7 @@ def test_a_failed_world_restarts_as_any_world_that_ends():
     state["sim/qvel"][1] = torch.nan
     env.load_state(state)
     step = env.step(torch.zeros(3, 1))
-    qpos, qvel = Drift().reset(draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
+    qpos, qvel, _ = Drift().reset(env.env_state, draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
     assert torch.equal(step.obs["policy"][1], torch.cat((qpos[1], qvel[1], torch.zeros(3))))
 
 
@@ -303,11 +303,11 @@ def test_an_action_that_is_not_a_number_fails_its_world_only():
 class FaultyReward(Drift):
     """Gives no number in a world that is sound, for a moment."""
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"faulty": torch.where(worlds.qpos[:, 0] > self.wall, torch.nan, 1.0)}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"faulty": torch.where(state.qpos[:, 0] > self.wall, torch.nan, 1.0)}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return torch.zeros_like(worlds.qpos[:, 0], dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        return torch.zeros_like(state.qpos[:, 0], dtype=torch.bool)
 
 
 def test_a_reward_that_is_not_a_number_stays_in_its_episode():
@@ -333,8 +333,8 @@ def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
 
 @dataclass(frozen=True)
 class Misspelt(Drift):
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        return {"policy": worlds.sensor("plaice")}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": state.sensor("plaice")}
 
 
 def test_an_unknown_sensor_is_answered_with_those_there_are():

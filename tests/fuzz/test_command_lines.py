@@ -27,8 +27,8 @@ TRAIN_FLAGS = """
 --learner --learner-config --ml_framework --num-envs --total-envs --max-iterations --seed --run-dir --resume --engine
 --gpu-ids --ranks --launcher --hosts --max-restarts --timeout --worker-log-dir --torchrunx-log-dir --logger
 --checkpoint-every --keep-checkpoints --headless --distributed --task --num_envs --max_iterations --help -h --version
--- - --= --env.episode-seconds --env.decimation --env.force-newtons --env.robot --env.delay --env.randomize
---env.no-randomize --env.options --env.vectorization --env.policy-sees --env.gravity --env --env. --ppo
+-- - --= --env.episode-seconds --env.decimation --env.max-force --env.robot --env.delay --env.randomize
+--env.no-randomize --env.options --env.vectorization --env.policy-observations --env.gravity --env --env. --ppo
 --ppo.hidden --ppo.horizon --ppo.minibatches --ppo.learning-rate --ppo.activation --ppo.no-clip-value
 --rsl-rl.hidden-dims --rsl-rl.schedule --rl-games.units --rl-games.separate --skrl.layers --skrl.rollouts
 """

@@ -74,10 +74,10 @@ def test_the_search_for_numbers_that_are_not_finite_can_be_captured(refusing: bo
         assert recorder.find() == (said if broken < 5 else None)
 
 
-def test_new_draws_of_the_model_are_a_graph():
-    plain, fused = (RobotEnv(Lively(episode_seconds=0.1), 5, seed=2) for _ in range(2))
-    assert fused._randomizer
-    fused._randomizer._rewrite = compiled(fused._randomizer._write)
+def test_the_randomization_of_the_model_is_a_graph(monkeypatch: pytest.MonkeyPatch):
+    plain = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
+    monkeypatch.setattr("paceline.env.randomization.fuse", lambda work, device: compiled(work))
+    fused = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
     before = plain.sim.field("dof_armature").clone()
     for _ in range(12):
         fused.step(torch.zeros(5, 1))

@@ -377,7 +377,7 @@ def test_the_humanoid_is_penalized_at_the_joint_limits_of_the_file(tmp_path: Pat
         state["sim/qpos"][:] = torch.from_numpy(env.sim.model.key("home").qpos)
         state["sim/qpos"][:, elbow] = bent
         env.load_state(state)
-        terms.append(env.task.reward(env.worlds, nobody)["limits"] / env.step_seconds)
+        terms.append(env.task.reward(env.env_state, nobody)["joint_limits"] / env.step_seconds)
     ours, theirs = terms
     assert ours.tolist() == [0.0, 0.0]
     # Twice the angle beyond 0.95 of the limit.

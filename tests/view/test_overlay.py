@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command, Worlds
+from paceline.env.task import CommandDisplay, EnvState
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.view.overlay import METRES_PER_SPEED, Arrows, Episode, Panel, Scores, command_of
@@ -22,9 +22,9 @@ PANEL_HEIGHT = 480
 class Shows(Go1Velocity):
     """Its command is twice what is done, in each direction."""
 
-    def shown(self, worlds: Worlds) -> Command:
-        speed = worlds.sensor("velocity")
-        return Command({"forward m/s": (2.0 * speed[:, 0], speed[:, 0])}, (2.0 * speed[:, :2], speed[:, :2]))
+    def command_display(self, state: EnvState) -> CommandDisplay:
+        speed = state.sensor("velocity")
+        return CommandDisplay({"forward m/s": (2.0 * speed[:, 0], speed[:, 0])}, (2.0 * speed[:, :2], speed[:, :2]))
 
 
 def played(env: RobotEnv, steps: int, action: float = 0.0) -> tuple[Scores, list[dict[str, float]]]:
@@ -54,7 +54,7 @@ def test_an_episode_is_told_with_its_terms_largest_first_and_its_end():
 
 
 def test_lately_is_the_mean_of_each_term_over_the_latest_fifth_of_a_second():
-    env = RobotEnv(Cartpole(start_angle=0.01), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01), 1)
     scores, rows = played(env, 30)
     # 60 steps a second: two stretches of 12 are over.
     for name, value in scores.lately.items():
@@ -62,7 +62,7 @@ def test_lately_is_the_mean_of_each_term_over_the_latest_fifth_of_a_second():
 
 
 def test_an_episode_that_reaches_its_limit_says_so_and_the_next_one_counts_anew():
-    env = RobotEnv(Cartpole(start_angle=0.01, episode_seconds=0.5), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01, episode_seconds=0.5), 1)
     scores, _ = played(env, 40)
     assert [episode.end for episode in scores.all()] == ["time limit", "running"]
     assert scores.ended[0].seconds == pytest.approx(0.5)
@@ -84,7 +84,7 @@ def test_lines_for_a_console_fit_80_columns_and_leave_out_the_smallest_terms():
 # The panel
 
 
-def panel(scores: Scores, command: Command | None = None, height: int = PANEL_HEIGHT) -> np.ndarray:
+def panel(scores: Scores, command: CommandDisplay | None = None, height: int = PANEL_HEIGHT) -> np.ndarray:
     """On grey."""
     shown = Panel(height)
     shown.show(scores, command)
@@ -98,7 +98,7 @@ def covered(picture: np.ndarray) -> tuple[int, int]:
 
 
 def test_the_panel_has_bright_text_on_a_dark_ground_in_a_corner():
-    scores, _ = played(RobotEnv(Cartpole(start_angle=0.01), 1), 30)
+    scores, _ = played(RobotEnv(Cartpole(initial_pole_angle=0.01), 1), 30)
     picture = panel(scores)
     rows, columns = covered(picture)
     assert 80 < rows < 240
@@ -111,7 +111,7 @@ def test_the_panel_has_bright_text_on_a_dark_ground_in_a_corner():
 
 
 def test_the_panel_changes_with_the_scores_and_the_picture_given_is_not_written_to():
-    env = RobotEnv(Cartpole(start_angle=0.01), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01), 1)
     early, late = (panel(played(env, steps)[0]) for steps in (15, 45))
     assert (early != late).any()
     grey = np.full((480, 640, 3), 128, np.uint8)
@@ -158,7 +158,7 @@ def test_a_command_is_shown_as_the_task_says_or_as_its_numbers_or_not_at_all():
     plain = command_of(lively)
     assert plain is not None
     assert plain.velocity is None
-    assert torch.stack([asked for (asked,) in plain.numbers.values()], 1).equal(lively.state()["memory/command"])
+    assert torch.stack([asked for (asked,) in plain.numbers.values()], 1).equal(lively.state()["task_state/command"])
     assert covered(panel(Scores(lively), plain))[0] > 20
 
 
@@ -168,7 +168,7 @@ def arrows_at(yaw: float, asked: Tensor, done: Tensor) -> list[np.ndarray]:
     mujoco.mj_resetDataKeyframe(model, world, 0)
     world.qpos[:7] = (3.0, 2.0, 0.3, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
     mujoco.mj_forward(model, world)
-    drawn = Arrows(model).of(Command({}, (asked, done)), world)
+    drawn = Arrows(model).of(CommandDisplay({}, (asked, done)), world)
     for arrow in drawn:
         assert arrow.start[:2] == pytest.approx((3.0, 2.0))
         assert arrow.start[2] > max(world.geom_xpos[1:, 2])
@@ -193,5 +193,5 @@ def test_without_a_velocity_or_a_free_robot_there_are_no_arrows():
     model = Cartpole().model()
     world = mujoco.MjData(model)
     still = torch.ones(1, 2)
-    assert Arrows(model).of(Command({}, (still, still)), world) == []
+    assert Arrows(model).of(CommandDisplay({}, (still, still)), world) == []
     assert Arrows(Shows().model()).of(None, world) == []

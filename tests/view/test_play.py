@@ -88,8 +88,8 @@ def test_the_goal_of_a_hand_is_drawn_as_it_is_asked_for():
     task = ShadowHandRepose()
     env = RobotEnv(task, 1)
     world = mujoco.MjData(env.sim.model)
-    play._copy_state(env, task.shown(env.worlds), world)
-    np.testing.assert_allclose(world.mocap_quat[0], env.worlds.memory["goal"][0])
+    play._copy_state(env, task.command_display(env.env_state), world)
+    np.testing.assert_allclose(world.mocap_quat[0], env.env_state.task_state["goal"][0])
 
 
 def test_arrows_are_drawn_in_their_colour_where_they_are():

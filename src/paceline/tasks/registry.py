@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.env.task import Task, TaskWithMemory
+from paceline.env.task import Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
@@ -51,7 +51,7 @@ class Entry:
 class TaskEntry(Entry):
     """A task for our engines."""
 
-    task: type[Task] | type[TaskWithMemory]
+    task: type[Task]
 
 
 class MakeEnv(Protocol):

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command, ShowsCommand
+from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import Step, VecEnv
 
 SMALLEST_HEIGHT = 240
@@ -99,15 +99,15 @@ class Scores:
         return Episode(seconds, values["return"], largest_first, measures, end)
 
 
-def command_of(env: VecEnv) -> Command | None:
-    """Of a task that shows it, or that has a part "command" in its memory."""
+def command_of(env: VecEnv) -> CommandDisplay | None:
+    """Return the command of the envs: what the task displays, or the entry "command" of its task state."""
     if not isinstance(env, RobotEnv):
         return None
-    worlds = env.worlds
-    if isinstance(env.task, ShowsCommand):
-        return env.task.shown(worlds)
-    part = worlds.memory.get("command")
-    return Command({str(column): (asked,) for column, asked in enumerate(part.unbind(1))}) if part is not None else None
+    state = env.env_state
+    display, command = env.task.command_display(state), state.task_state.get("command")
+    if display is not None or command is None:
+        return display
+    return CommandDisplay({str(column): (value,) for column, value in enumerate(command.unbind(1))})
 
 
 class Arrow(NamedTuple):
@@ -135,7 +135,7 @@ class Arrows:
         self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
         self._height = _height_above(model, self._body)
 
-    def of(self, command: Command | None, world: mujoco.MjData) -> list[Arrow]:
+    def of(self, command: CommandDisplay | None, world: mujoco.MjData) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
             return []
         forward = world.xmat[self._body].reshape(3, 3)[:2, 0]
@@ -190,7 +190,7 @@ class Panel:
         self._most_rows = (height - 7 * self._edge) // self._line
         self._drawn = np.zeros((0, 0, 4), np.float32)
 
-    def show(self, scores: Scores, command: Command | None) -> None:
+    def show(self, scores: Scores, command: CommandDisplay | None) -> None:
         """What is on the pictures from now on."""
         self._drawn = self._table(_parts(scores, command, self._most_rows))
 
@@ -234,7 +234,7 @@ class Panel:
         return round(self._font.getlength(text))
 
 
-def _parts(scores: Scores, command: Command | None, most: int) -> list[list[_Row]]:
+def _parts(scores: Scores, command: CommandDisplay | None, most: int) -> list[list[_Row]]:
     """Of the panel. Of the terms there are the largest, as many as there is room for."""
     episode = scores.running
     parts = [

@@ -25,7 +25,7 @@ from rich.progress import track
 from paceline.build import OURS, Elsewhere, playable
 from paceline.device.gpus import gpu_uuid
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command
+from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
 from paceline.errors import UserError
 from paceline.run.directory import RunDir, write_atomically
@@ -181,7 +181,7 @@ def _told_what_draws() -> Iterator[None]:
         os.environ.pop("MUJOCO_GL", None)
 
 
-def _copy_state(env: RobotEnv, command: Command | None, world: mujoco.MjData) -> None:
+def _copy_state(env: RobotEnv, command: CommandDisplay | None, world: mujoco.MjData) -> None:
     for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
         getattr(world, name)[:] = getattr(env.sim, name)[0].numpy()
     if command and command.rotation is not None and len(world.mocap_quat):
