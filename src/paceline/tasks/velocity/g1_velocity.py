@@ -72,8 +72,7 @@ class G1Velocity(VelocityTask):
     """A command is the velocity of the pelvis forward and to the left, and its yaw rate. A clock sets the gait."""
 
     initial_command_scale: float = 0.5
-    """Fraction of the maximum commands in the first episodes, above 0 to 1. An env whose robot follows its commands for
-    a whole episode gets larger ones; 1 disables this curriculum."""
+    """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
     stride_seconds: float = 0.8
     """Period of the gait, one step of each foot, s; above 0."""
     min_upright: float = 0.6

@@ -43,8 +43,7 @@ class Go1VelocityRough(Go1Velocity):
     terrain_levels: int = 10
     """Number of levels of difficulty, 1 to 100. Each level has a patch of every kind of terrain."""
     initial_terrain_levels: int = 4
-    """Number of levels, from the easiest, from which the level of the first episode is sampled; at least 1, at most
-    terrain-levels."""
+    """Number of easiest levels from which the first level is sampled, 1 to terrain-levels."""
     curriculum: bool = True
     """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
     terrain_seed: int = 0

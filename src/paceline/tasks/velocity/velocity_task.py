@@ -96,8 +96,7 @@ class VelocityTask(Task):
     max_yaw_rate: float = 1.0
     """Maximum commanded yaw rate in both directions, rad/s; above 0, at most 100."""
     initial_command_scale: float = 1.0
-    """Fraction of the maximum commands in the first episodes, above 0 to 1. An env whose robot follows its commands for
-    a whole episode gets larger ones; 1 disables this curriculum."""
+    """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
     standing_fraction: float = 0.1
     """Fraction of the commands that are zero, 0 to 1."""
     command_seconds: float = 5.0
