@@ -1,4 +1,4 @@
-"""Memory, pushes, measures and worlds that differ, on the C engine."""
+"""Task state, pushes, metrics and randomization, on the C engine."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def run(env: RobotEnv, steps: int) -> list[Step]:
     return [env.step(torch.zeros(env.num_envs, 1)) for _ in range(steps)]
 
 
-def test_memory_advances_with_each_step_and_begins_anew_with_each_episode():
+def test_task_state_is_updated_in_each_step_and_reset_with_each_episode():
     env = RobotEnv(Lively(), 3)
     assert (env.reset()["policy"][:, STEPS] == 0).all()
     steps = run(env, 25)
@@ -37,7 +37,7 @@ def test_memory_advances_with_each_step_and_begins_anew_with_each_episode():
     assert [int(step.obs["policy"][0, STEPS]) for step in steps[:11]] == [*range(1, 10), 0, 1]
 
 
-def test_a_part_that_does_not_begin_anew_is_kept_through_a_reset():
+def test_an_entry_that_reset_leaves_out_keeps_its_value():
     env = RobotEnv(Lively(), 3)
     first = env.reset()["policy"][:, LEVEL]
     levels = [step.obs["policy"][0, LEVEL].tolist() for step in run(env, 25)]
@@ -45,7 +45,7 @@ def test_a_part_that_does_not_begin_anew_is_kept_through_a_reset():
     assert levels == [[start + i // 10] * 2 for i in range(1, 26)]
 
 
-def test_what_advance_draws_is_a_function_of_seed_world_and_step():
+def test_samples_of_update_state_are_a_function_of_seed_env_and_step():
     env = RobotEnv(Lively(), 4, seed=SEED)
     commands = torch.stack([step.final_obs["policy"][:, COMMAND] for step in run(env, 4)])
     expected = draw.uniform(SEED, torch.arange(4), env.state()["steps"] - 2, draw.Stream.STEP, 1)[:, 0]
@@ -54,7 +54,7 @@ def test_what_advance_draws_is_a_function_of_seed_world_and_step():
     assert torch.equal(commands[3], expected)
 
 
-def test_a_push_changes_the_velocity_at_its_time_alone():
+def test_a_push_changes_the_velocity_only_at_its_time():
     task = dataclasses.replace(Lively(), fields=())
     speeds = torch.stack([step.obs["policy"][:, 1] for step in run(RobotEnv(task, 3), 9)])
     changes = speeds.diff(dim=0)
@@ -62,7 +62,7 @@ def test_a_push_changes_the_velocity_at_its_time_alone():
     assert (changes[torch.arange(len(changes)) != 3] == 0.0).all()
 
 
-def test_a_measure_is_logged_as_the_mean_over_the_episode():
+def test_a_metric_is_logged_as_the_mean_over_the_episode():
     task = dataclasses.replace(Lively(), fields=())
     env = RobotEnv(task, 3)
     assert env.log_names[-2:] == ("measure/speed", "measure/age")
@@ -77,7 +77,7 @@ def field(env: RobotEnv, name: str) -> Tensor:
     return env.sim.field(name).clone()
 
 
-def test_each_world_has_draws_of_its_own_within_the_bounds():
+def test_each_env_has_its_own_samples_within_the_bounds():
     env = RobotEnv(Lively(), 64)
     mass, armature = field(env, "body_mass")[:, 1], field(env, "dof_armature")[:, 0]
     assert (field(env, "body_mass")[:, 0] == 0.0).all()
@@ -87,7 +87,7 @@ def test_each_world_has_draws_of_its_own_within_the_bounds():
     assert mass.std() > 0.2
 
 
-def test_what_is_drawn_moves_the_world():
+def test_randomized_fields_change_the_physics():
     env = RobotEnv(dataclasses.replace(Lively(), decimation=1), 16)
     before = env.sim.qvel.clone()
     env.step(torch.ones(16, 1))
@@ -120,7 +120,7 @@ def test_at_an_interval_is_within_the_episode():
 
 
 @pytest.mark.parametrize("after", [7, 13])
-def test_a_loaded_state_goes_on_bit_by_bit(after: int):
+def test_a_loaded_state_continues_bit_by_bit(after: int):
     env = RobotEnv(Lively(), 5, seed=SEED)
     run(env, after)
     saved = env.state()
@@ -133,7 +133,7 @@ def test_a_loaded_state_goes_on_bit_by_bit(after: int):
         assert torch.equal(one.log, other.log)
 
 
-def test_worlds_on_another_rank_are_the_same_worlds():
+def test_envs_on_another_rank_are_the_same():
     whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_env=3)
     for one, other in zip(run(whole, 25), run(part, 25), strict=True):
         assert torch.equal(one.obs["policy"][3:5], other.obs["policy"])
@@ -158,7 +158,7 @@ class Odometer(Drift):
         return super().reset(state, uniform)._replace(task_state=task_state)
 
 
-def test_memory_that_start_leaves_out_or_builds_on_is_finite_after_an_env_blew_up():
+def test_task_state_is_finite_after_an_env_failed():
     env, sound = RobotEnv(Odometer(), 3), RobotEnv(Odometer(), 3)
     for each in (env, sound):
         run(each, 3)
@@ -194,7 +194,7 @@ class Commanded(Lively):
         return {"command": state.task_state["command"][:, 0]}
 
 
-def test_a_command_is_resampled_after_the_step_was_judged_and_before_the_next_observation():
+def test_a_command_is_resampled_after_the_reward_and_before_the_next_observation():
     env = RobotEnv(Commanded(wall=0.3), 8, seed=SEED)
     obs, ended = env.reset()["policy"], 0
     for _ in range(25):
@@ -261,7 +261,7 @@ class Falling(Drift):
         return model
 
 
-def test_gravity_differs_from_world_to_world_in_strength_and_direction():
+def test_gravity_differs_between_envs_in_strength_and_direction():
     env = RobotEnv(Falling(), 64)
     gravity = field(env, "opt.gravity")
     assert gravity.shape == (64, 3)
@@ -275,7 +275,7 @@ def test_gravity_differs_from_world_to_world_in_strength_and_direction():
     torch.testing.assert_close(env.sim.qvel[:, 0] - before[:, 0], 0.01 * gravity[:, 0], rtol=1e-4, atol=1e-6)
 
 
-def test_parts_of_gravity_are_drawn_each_at_its_own_time():
+def test_components_of_gravity_are_sampled_at_their_own_times():
     env = RobotEnv(Falling(), 8)
     seen = [field(env, "opt.gravity")]
     for _ in range(10):

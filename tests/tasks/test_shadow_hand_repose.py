@@ -27,7 +27,7 @@ IN_HAND = (0.0, -0.39, 0.56)
 
 
 def put(env: RobotEnv, **parts: Tensor) -> None:
-    """Some parts of the state, in all worlds: `place`, `rotation`, or a part of the memory."""
+    """Set parts of the state in all envs: `place`, `rotation`, or an entry of the task state."""
     state = env.state()
     for name, value in parts.items():
         target = {"place": state["sim/qpos"][:, 24:27], "rotation": state["sim/qpos"][:, 27:]}.get(name)
@@ -80,7 +80,7 @@ def test_targets_may_follow_actions_by_and_by():
 
 
 @pytest.mark.parametrize(("sees", "width"), [("state", 157), ("fingertips", 42)])
-def test_the_policy_sees_as_much_as_it_is_given_and_the_critic_all(sees: str, width: int):
+def test_the_policy_observes_the_chosen_group_and_the_critic_everything(sees: str, width: int):
     obs = RobotEnv(ShadowHandRepose(policy_observations=sees), 2).reset()  # pyright: ignore[reportArgumentType]
     assert obs["policy"].shape == (2, width)
     assert obs["critic"].shape == (2, 157 + 30)
@@ -103,7 +103,7 @@ def test_the_state_is_in_its_order():
     torch.testing.assert_close(env.step(actions).obs["policy"][:, 137:], actions.clamp(-1.0, 1.0))
 
 
-def test_speeds_are_the_worlds_own_axes_and_scaled():
+def test_velocities_are_in_the_global_frame_and_scaled():
     env = RobotEnv(ShadowHandRepose(), 1)
     state = env.state()
     # Its x axis points up.
@@ -185,7 +185,7 @@ def test_starts_keep_to_their_bounds():
 
 
 def test_the_log_has_the_successes_of_whole_episodes():
-    """So easy that there are many, in some worlds more than in others, and some fall early."""
+    """A large tolerance makes many successes, and some cubes fall early."""
     env = RobotEnv(ShadowHandRepose(success_tolerance=2.0, episode_seconds=0.5, fall_distance=0.09), 24, seed=1)
     counted, column, told, lengths = torch.zeros(24), env.log_names.index("measure/successes"), [], []
     generator = torch.Generator().manual_seed(0)

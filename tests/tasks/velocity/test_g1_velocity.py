@@ -68,7 +68,7 @@ def test_the_clock_takes_its_time_and_is_seen_by_those_who_walk():
     torch.testing.assert_close(clock.norm(dim=1), walks.float())
 
 
-def test_a_foot_is_asked_for_in_its_half_of_the_stride():
+def test_each_foot_swings_in_its_half_of_the_stride():
     task = dataclasses.replace(QUIET, standing_fraction=0.0)
     env = RobotEnv(task, 2)
     env.env_state.task_state["phase"].copy_(torch.tensor([[0.25], [0.75]]))
@@ -124,7 +124,7 @@ def test_a_trained_policy_is_watched_over_all_commands():
     assert G1Velocity(initial_command_scale=0.3).for_evaluation() == G1Velocity(initial_command_scale=1.0)
 
 
-def test_the_range_of_commands_is_saved_with_the_worlds():
+def test_the_command_scale_is_saved_with_the_envs():
     env, other = RobotEnv(QUIET, 4), RobotEnv(QUIET, 4)
     env.env_state.task_state["command_scale"].copy_(torch.tensor([[0.5], [0.6], [0.9], [1.0]]))
     other.load_state(env.state())

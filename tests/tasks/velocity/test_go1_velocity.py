@@ -18,7 +18,8 @@ from paceline.learners.learner import LEARNERS
 from paceline.robots import go1
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Velocity
+from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Rewards, Go1Velocity
+from paceline.tasks.velocity.velocity_task import RandomizationRanges
 from paceline.train import train
 
 # paceline train go1-velocity --num-envs 4096, after 329 iterations on an H200, exported as TorchScript.
@@ -41,13 +42,13 @@ def walk(env: RobotEnv, steps: int) -> list[Step]:
 
 
 def speeds(steps: list[Step]) -> Tensor:
-    """Mean forward, sideways and turning speed, once it is under way, [world, 3]."""
+    """Mean forward, sideways and turning speed, after the first second, [env, 3]."""
     seen = torch.stack([step.final_obs["critic"] for step in steps[50:]]).mean(0)
     return torch.cat((seen[:, :2], seen[:, 5:6]), dim=1)
 
 
 def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
-    """With noise, pushes, and worlds that differ, as it was trained."""
+    """With noise, pushes and randomization, as in training."""
     env = RobotEnv(Go1Velocity(episode_seconds=8.0), 24, seed=5)
     steps = walk(env, env.max_episode_steps)
     assert not torch.stack([step.terminated for step in steps]).any()
@@ -57,14 +58,14 @@ def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
     assert means["measure/turn_error"] < 0.3
 
 
-def test_it_goes_where_it_is_told():
+def test_the_policy_follows_its_commands():
     env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing_fraction=0.0), 24, seed=1)
     gone, asked = speeds(walk(env, 150)), env.env_state.task_state["command"]
     for axis in range(3):
         assert torch.corrcoef(torch.stack((gone[:, axis], asked[:, axis])))[0, 1] > 0.95
 
 
-def test_it_stands_when_nothing_is_asked_of_it():
+def test_the_policy_stands_at_zero_commands():
     env = RobotEnv(dataclasses.replace(QUIET, standing_fraction=1.0), 8)
     assert speeds(walk(env, 150)).abs().max() < 0.1
     assert (env.env_state.task_state["command"] == 0.0).all()
@@ -111,7 +112,7 @@ def test_pushes_come_and_change_the_velocity():
     assert torch.stack(seen).abs().max() <= 0.5
 
 
-def test_the_policy_sees_noise_and_the_critic_does_not():
+def test_only_the_policy_observes_noise():
     loud, quiet = (RobotEnv(dataclasses.replace(QUIET, observation_noise_scale=noise), 16) for noise in (1.0, 0.0))
     for env in (loud, quiet):
         env.step(torch.zeros(16, env.num_actions))
@@ -123,7 +124,7 @@ def test_the_policy_sees_noise_and_the_critic_does_not():
     assert off[:, :3].max() <= 0.1
 
 
-def test_worlds_differ_in_grip_and_mass():
+def test_friction_and_mass_differ_between_envs():
     env = RobotEnv(Go1Velocity(), 64)
     feet = [env.sim.model.geom(f"{leg}_foot").id for leg in go1.LEGS]
     friction = env.sim.field("geom_friction")[:, feet, 0]
@@ -177,7 +178,7 @@ def test_bad_options_are_refused_by_their_flags(options: dict[str, Any], said: s
         Go1Velocity(**options)
 
 
-def test_the_policy_sees_late_and_more_at_once_if_so_asked():
+def test_history_and_delay_are_options():
     plain, late = RobotEnv(QUIET, 64), RobotEnv(dataclasses.replace(QUIET, history=3, delay=(1, 2)), 64)
     assert late.reset()["policy"].shape[1] == 3 * plain.reset()["policy"].shape[1]
     assert late.state()["observation_history/delay"].unique().tolist() == [1, 2]
@@ -193,3 +194,40 @@ def test_what_is_shown_is_the_command_beside_what_the_robot_does():
     assert torch.equal(shown.velocity[1], velocity[:, :2])
     assert torch.equal(torch.stack([asked for asked, _ in shown.numbers.values()], dim=1), command)
     assert torch.equal(shown.numbers["turn rad/s"][1], env.env_state.sensor("gyro")[:, 2])
+
+
+def test_a_reward_weight_is_an_option():
+    task = dataclasses.replace(QUIET, rewards=Go1Rewards(track_lin_vel=3.0))
+    plain, doubled = RobotEnv(QUIET, 4), RobotEnv(task, 4)
+    nobody = torch.zeros(4, dtype=torch.bool)
+    ours, theirs = (env.task.reward(env.env_state, nobody) for env in (doubled, plain))
+    assert torch.equal(ours.pop("track_lin_vel"), 2.0 * theirs.pop("track_lin_vel"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert set(theirs) | {"track_lin_vel"} == {option.name for option in dataclasses.fields(Go1Rewards)}
+
+
+def test_a_randomization_range_is_an_option():
+    friction = RobotEnv(Go1Velocity(randomization=RandomizationRanges(friction=(2.0, 2.5))), 16).sim.field(
+        "geom_friction"
+    )
+    foot = Go1Velocity().model().geom(f"{go1.LEGS[0]}_foot").id
+    assert ((friction[:, foot, 0] >= 2.0) & (friction[:, foot, 0] < 2.5)).all()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        ({"friction": (1.2, 0.4)}, "--env.randomization.friction 1.2 0.4 must be a minimum and a maximum"),
+        ({"friction": (-0.1, 0.4)}, "--env.randomization.friction -0.1 must not be negative"),
+        ({"base_mass": (0.0, math.nan)}, "--env.randomization.base-mass nan must be between"),
+    ],
+)
+def test_a_bad_randomization_range_is_refused(ranges: dict[str, tuple[float, float]], said: str):
+    with pytest.raises(UserError, match=said):
+        Go1Velocity(randomization=RandomizationRanges(**ranges))
+
+
+def test_a_mass_that_would_become_negative_is_refused():
+    task = Go1Velocity(randomization=RandomizationRanges(base_mass=(-100.0, 0.0)))
+    with pytest.raises(UserError, match="randomization of body_mass: from -100 to 0 the mass of a body of"):
+        RobotEnv(task, 1)

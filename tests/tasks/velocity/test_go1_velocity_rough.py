@@ -110,7 +110,7 @@ def test_those_who_master_the_last_level_are_spread_over_all():
     assert set(levels(env)) == set(range(10))
 
 
-def test_levels_stay_when_the_env_is_reset_and_when_a_world_fails():
+def test_levels_are_kept_when_the_env_is_reset_and_when_one_fails():
     env = RobotEnv(QUIET, 5)
     for _ in range(3):
         env.step(stand(env))
@@ -135,7 +135,7 @@ def test_without_the_curriculum_every_episode_has_any_level():
     assert levels(env) != first
 
 
-def test_what_was_walked_and_asked_is_counted_in_metres():
+def test_walked_and_commanded_distances_are_in_meters():
     env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing_fraction=0.0), 16)
     asked = env.env_state.task_state["command"][:, :2].norm(dim=1)
     start = env.sim.qpos[:, :2].clone()
@@ -193,7 +193,7 @@ def test_the_scan_is_what_rays_find_in_the_trunks_heading():
     assert np.ptp(scans, axis=1).min() > 0.01
 
 
-def test_the_policy_sees_the_scan_with_noise_and_the_critic_without():
+def test_only_the_policy_observes_a_noisy_scan():
     loud, quiet = (RobotEnv(dataclasses.replace(QUIET, observation_noise_scale=noise), 16) for noise in (1.0, 0.0))
     for env in (loud, quiet):
         env.step(stand(env))
@@ -223,7 +223,7 @@ def test_how_high_the_ground_is_makes_no_difference():
     torch.testing.assert_close(low[middle], high[middle], atol=1e-5, rtol=0.0)
 
 
-def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
+def test_a_loaded_state_continues_with_the_same_levels():
     task = Go1VelocityRough(episode_seconds=0.3, initial_terrain_levels=10)
     first, second = (RobotEnv(task, 6) for _ in range(2))
     drawn, random = levels(first), torch.Generator().manual_seed(0)
@@ -237,7 +237,7 @@ def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
         assert torch.equal(first.step(action).obs["policy"], second.step(action).obs["policy"])
 
 
-def test_levels_travel_with_their_worlds_to_other_ranks():
+def test_levels_stay_with_their_envs_on_other_ranks():
     task = Go1VelocityRough(episode_seconds=0.3)
     alone, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
     halves = [RobotEnv(task, 3, first_env=first) for first in (0, 3)]
@@ -255,7 +255,7 @@ def test_levels_travel_with_their_worlds_to_other_ranks():
         assert torch.equal(together[f"task_state/{name}"], alone.state()[f"task_state/{name}"])
 
 
-def test_the_mean_level_is_told():
+def test_the_mean_level_is_logged():
     env = RobotEnv(dataclasses.replace(QUIET, episode_seconds=0.02), 8)
     before = levels(env)
     log = env.step(stand(env)).log
