@@ -17,7 +17,7 @@ import torch
 
 from paceline.device.cpu import tune_torch
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task, TaskWithMemory
+from paceline.env.task import Task
 from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.settings import PpoSettings
@@ -47,7 +47,7 @@ class Iterations:
 
 
 def paceline(
-    task: Task | TaskWithMemory,
+    task: Task,
     num_envs: int,
     ppo: PpoSettings,
     device: torch.device,
@@ -69,7 +69,7 @@ def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
     return Iterations(steps, collection, update)
 
 
-def physics(task: Task | TaskWithMemory, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
+def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
     """Env steps/s of the physics alone: `steps` control steps as one graph and nothing else, the ceiling of it all."""
     sim = RobotEnv(task, num_envs, "auto", device).sim
     sim.ctrl.uniform_(-1.0, 1.0)

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from paceline.build import resolve
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
@@ -205,9 +205,9 @@ def test_a_reward_that_is_not_finite_is_blamed_on_the_task(
 ):
     reward = Cartpole.reward
 
-    def broken(task: Cartpole, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        terms = reward(task, worlds, terminated)
-        late = (worlds.episode_step == 3) & (torch.arange(len(worlds.qpos)) == 7)
+    def broken(task: Cartpole, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = reward(task, state, terminated)
+        late = (state.episode_step == 3) & (torch.arange(len(state.qpos)) == 7)
         return terms | {"cart_speed": terms["cart_speed"].masked_fill(late, torch.inf)}
 
     monkeypatch.setattr(Cartpole, "reward", broken)

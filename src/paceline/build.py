@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv, check_timing
-from paceline.env.task import HasCurriculum
+from paceline.env.task import Task
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS, Learner, settings_of
@@ -72,7 +72,7 @@ def _task(config: TrainConfig, entry: Entry) -> Any:
 def _env(config: TrainConfig, group: Group, envs: range, renderable: bool, for_evaluation: bool) -> VecEnv:
     entry = registry.find(config.task)
     task = _task(config, entry)
-    task = _at_its_end(task) if for_evaluation else task
+    task = task.for_evaluation() if for_evaluation and isinstance(task, Task) else task
     device, threads = group.rank.device, group.rank.cores
     placed = {"num_envs": len(envs), "device": device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, device)
@@ -83,10 +83,6 @@ def _env(config: TrainConfig, group: Group, envs: range, renderable: bool, for_e
     if entry.drawn:
         return entry.drawn(task, **placed)
     raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
-
-
-def _at_its_end(task: Any) -> Any:
-    return task.at_its_end() if isinstance(task, HasCurriculum) else task
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:

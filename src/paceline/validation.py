@@ -299,7 +299,22 @@ def options(function: Callable[[str, Any], None], task: Any, *names: str) -> Non
         function(f"--env.{name.replace('_', '-')}", getattr(task, name))
 
 
-def finite_options(task: Any) -> None:
-    """Apply `finite` to all numbers among the options of a task."""
-    numbers = (f.name for f in dataclasses.fields(task) if isinstance(getattr(task, f.name), float))
-    options(finite, task, *numbers)
+def finite_options(task: Any, flag: str = "--env") -> None:
+    """Check all numbers among the options of a task with `finite`, also those in groups of options and in ranges."""
+    for option in dataclasses.fields(task):
+        value, name = getattr(task, option.name), f"{flag}.{option.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(value):
+            finite_options(value, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float):
+                finite(name, number)
+
+
+def ordered_options(task: Any, group: str) -> None:
+    """Check that each range in a group of options is a minimum and a maximum."""
+    ranges = getattr(task, group)
+    for option in dataclasses.fields(ranges):
+        low, high = getattr(ranges, option.name)
+        if low > high:
+            flag = f"--env.{group}.{option.name.replace('_', '-')}"
+            raise UserError(f"{flag} {low:g} {high:g} must be a minimum and a maximum")

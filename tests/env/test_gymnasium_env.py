@@ -212,12 +212,12 @@ def test_options_reach_the_environment():
     [
         ("Pendulm-v1", {}, "no environment 'Pendulm-v1': did you mean 'Pendulum-v1'?"),
         ("no_such_module:Env-v0", {}, "the module no_such_module cannot be imported"),
-        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but only continuous ones"),
+        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but learners need continuous actions"),
         ("tests.env.counting:Named-v0", {}, r"observations of Dict.*Discrete\(3\).*FlattenObservation"),
         ("Pendulum-v1", {"options": ("g",)}, "--env.options g: give KEY=VALUE"),
         ("Pendulum-v1", {"options": ("g=[1",)}, r"--env.options g=\[1: not a value"),
         ("Pendulum-v1", {"options": ("gravity=1",)}, "cannot make Pendulum-v1 with gravity=1: TypeError"),
-        ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "has no vector environment of its own"),
+        ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "registers no vector environment"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_reason(name: str, options: dict[str, Any], said: str):

@@ -1,7 +1,7 @@
-"""What the policy sees late, and side by side; by the clock that each observation carries."""
+"""History and delay of observations, checked by a clock that each observation contains."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.distributed.sharding import concatenate, shard
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Senses, Worlds
+from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.export import export
@@ -25,19 +25,19 @@ from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs
 
 SEED = 4
-WORLDS = 32
-LATE, SLIGHTLY_LATE = Senses(history=3, delay=(0, 2)), Senses(history=2, delay=(0, 1))
+NUM_ENVS = 32
 
 
 @dataclass(frozen=True)
 class Clock(Lively):
-    """The policy sees which episode it is and how many steps it is old; the critic sees that of the present."""
+    """The policy observes the number of its episode and the step in it; the critic observes them without delay."""
 
-    senses: Senses = LATE
+    observation_history: int = 3
+    observation_delay: tuple[int, int] = (0, 2)
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        now = torch.cat((worlds.memory["level"][:, :1], worlds.memory["steps"]), dim=1)
-        return {"policy": now, "critic": now, "place": worlds.qpos}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        now = torch.cat((state.task_state["level"][:, :1], state.task_state["steps"]), dim=1)
+        return {"policy": now, "critic": now, "place": state.qpos}
 
 
 def run(env: RobotEnv, steps: int) -> list[Step]:
@@ -45,44 +45,44 @@ def run(env: RobotEnv, steps: int) -> list[Step]:
 
 
 def ages(policy: Tensor, history: int = 3) -> Tensor:
-    """The steps that were seen, [world, history]."""
+    """Return the observed steps, [env, history]."""
     return policy.view(len(policy), history, 2)[..., 1]
 
 
 def expected(step: int, delay: Tensor, history: int = 3) -> Tensor:
-    """Of an episode at its `step`, newest last."""
+    """Return the steps that an env observes at `step` of its episode, newest last."""
     back = torch.arange(history - 1, -1, -1)
     return (step - delay[:, None] - back).clamp(min=0).float()
 
 
 def delays(env: RobotEnv) -> Tensor:
-    return env.state()["senses/delay"]
+    return env.state()["observation_history/delay"]
 
 
 @pytest.mark.parametrize("history", [1, 3])
 @pytest.mark.parametrize("delay", [(0, 0), (0, 2), (2, 2), (1, 3)])
-def test_each_observation_is_as_old_as_its_world_is_late(history: int, delay: tuple[int, int]):
-    env = RobotEnv(Clock(senses=Senses(history, delay)), WORLDS, seed=SEED)
+def test_each_observation_is_delayed_as_its_env(history: int, delay: tuple[int, int]):
+    env = RobotEnv(Clock(observation_history=history, observation_delay=delay), NUM_ENVS, seed=SEED)
     obs = env.reset()
-    late = delays(env) if (history, delay) != (1, (0, 0)) else torch.zeros(WORLDS)
+    late = delays(env) if (history, delay) != (1, (0, 0)) else torch.zeros(NUM_ENVS)
     assert torch.equal(ages(obs["policy"], history), expected(0, late, history))
     for i, step in enumerate(run(env, 9), start=1):
         assert torch.equal(ages(step.obs["policy"], history), expected(i, late, history))
-        assert torch.equal(step.obs["critic"][:, 1], torch.full((WORLDS,), float(i)))
+        assert torch.equal(step.obs["critic"][:, 1], torch.full((NUM_ENVS,), float(i)))
 
 
-def test_a_new_episode_sees_nothing_of_the_one_before():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
+def test_a_new_episode_has_no_observations_of_the_one_before():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     env.reset()
     for i in range(1, 36):
         step = run(env, 1)[0]
-        level = step.obs["policy"].view(WORLDS, 3, 2)[..., 0]
+        level = step.obs["policy"].view(NUM_ENVS, 3, 2)[..., 0]
         assert torch.equal(level, step.obs["critic"][:, :1].expand(-1, 3))
         assert torch.equal(ages(step.obs["policy"]), expected(i % 10, delays(env)))
 
 
-def test_worlds_that_end_begin_anew_while_the_others_go_on():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
+def test_envs_whose_episode_ended_restart_their_history_and_the_others_keep_it():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     env.reset()
     run(env, 4)
     state = env.state()
@@ -96,8 +96,8 @@ def test_worlds_that_end_begin_anew_while_the_others_go_on():
     assert torch.equal(delays(env)[1::2], late[1::2])
 
 
-def test_the_last_observations_of_an_episode_are_as_late_as_the_others():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
+def test_final_observations_have_the_same_delay():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     env.reset()
     for i in range(20):
         late = delays(env)
@@ -106,8 +106,8 @@ def test_the_last_observations_of_an_episode_are_as_late_as_the_others():
         assert (final["critic"][:, 1] == i % 10 + 1).all()
 
 
-def test_every_delay_comes_up_and_is_drawn_anew_in_each_episode():
-    env = RobotEnv(Clock(senses=Senses(delay=(1, 3))), 3000, seed=SEED)
+def test_every_delay_occurs_and_is_sampled_in_each_episode():
+    env = RobotEnv(Clock(observation_history=1, observation_delay=(1, 3)), 3000, seed=SEED)
     env.reset()
     first = delays(env)
     run(env, 9)
@@ -116,38 +116,38 @@ def test_every_delay_comes_up_and_is_drawn_anew_in_each_episode():
     second = delays(env)
     for late in (first, second):
         assert late.bincount().tolist() == pytest.approx([0, 1000, 1000, 1000], abs=100)
-    # A third of the worlds would have the same by chance.
+    # A third of the envs has the same delay by chance.
     assert (first == second).float().mean().item() == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_a_delay_is_a_function_of_seed_world_and_step():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
+def test_a_delay_is_a_function_of_seed_env_and_step():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     env.reset()
     run(env, 9)
-    number = draw.uniform(SEED, torch.arange(WORLDS), env._steps, draw.Stream.DELAY, 1)[:, 0]
+    number = draw.uniform(SEED, torch.arange(NUM_ENVS), env.state()["steps"], draw.Stream.DELAY, 1)[:, 0]
     run(env, 1)
     assert torch.equal(delays(env), (3 * number).floor().long())
 
 
-def test_an_env_that_is_stepped_without_a_reset_has_a_first_observation_too():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
-    seen = run(env, 1)[0].obs["policy"].view(WORLDS, 3, 2)
-    # An episode's first observation is of a level above zero, which is what memory holds before it.
+def test_an_env_that_is_stepped_without_a_reset_has_a_first_observation():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
+    seen = run(env, 1)[0].obs["policy"].view(NUM_ENVS, 3, 2)
+    # The level is above zero from the first observation of the first episode on.
     assert (seen[..., 0] == 1.0).all()
     assert torch.equal(seen[..., 1], expected(1, delays(env)))
 
 
-def test_a_reset_in_between_forgets_what_was_seen():
-    env = RobotEnv(Clock(), WORLDS, seed=SEED)
+def test_a_reset_clears_the_history():
+    env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     run(env, 5)
     obs = env.reset()
     assert (ages(obs["policy"]) == 0.0).all()
-    assert torch.equal(obs["policy"].view(WORLDS, 3, 2)[..., 0], obs["critic"][:, :1].expand(-1, 3))
+    assert torch.equal(obs["policy"].view(NUM_ENVS, 3, 2)[..., 0], obs["critic"][:, :1].expand(-1, 3))
 
 
-def same(steps: list[Step], others: list[Step], worlds: slice = slice(None)) -> bool:
+def same(steps: list[Step], others: list[Step], envs: slice = slice(None)) -> bool:
     return len(steps) == len(others) and all(
-        torch.equal(getattr(one, groups)[name][worlds], getattr(other, groups)[name])
+        torch.equal(getattr(one, groups)[name][envs], getattr(other, groups)[name])
         for one, other in zip(steps, others, strict=True)
         for groups in ("obs", "final_obs")
         for name in one.obs
@@ -155,7 +155,7 @@ def same(steps: list[Step], others: list[Step], worlds: slice = slice(None)) -> 
 
 
 @pytest.mark.parametrize("after", [1, 7, 10, 13])
-def test_a_loaded_state_goes_on_bit_by_bit(after: int):
+def test_a_loaded_state_continues_bit_by_bit(after: int):
     env, heir = RobotEnv(Clock(), 6, seed=SEED), RobotEnv(Clock(), 6, seed=SEED)
     run(env, after)
     saved = env.state()
@@ -164,14 +164,14 @@ def test_a_loaded_state_goes_on_bit_by_bit(after: int):
     assert same(run(env, 25), run(heir, 25))
 
 
-def test_worlds_are_the_same_however_they_are_spread_over_ranks():
+def test_envs_are_the_same_for_any_number_of_ranks():
     whole = RobotEnv(Clock(), 6, seed=SEED)
     shards = [RobotEnv(Clock(), 3, seed=SEED, first_env=first) for first in (0, 3)]
     steps = run(whole, 13)
     for part in shards:
-        worlds = slice(part.first_env, part.first_env + 3)
-        assert same(steps, run(part, 13), worlds)
-    # And spread anew: two ranks' state goes on as three.
+        envs = slice(part.first_env, part.first_env + 3)
+        assert same(steps, run(part, 13), envs)
+    # The state of two ranks continues on three.
     state = concatenate([part.state() for part in shards])
     steps = run(whole, 13)
     for first in (0, 2, 4):
@@ -190,15 +190,15 @@ def test_prefetching_changes_nothing():
 
 
 def test_what_a_step_returned_is_never_written_to_again():
-    for senses in (Senses(2), Senses(1, (1, 1)), Senses(2, (0, 1))):
-        env = RobotEnv(Clock(senses=senses), 4)
+    for history, delay in ((2, (0, 0)), (1, (1, 1)), (2, (0, 1))):
+        env = RobotEnv(Clock(observation_history=history, observation_delay=delay), 4)
         kept = [env.reset(), *(groups for step in run(env, 12) for groups in (step.obs, step.final_obs))]
         copies = [obs["policy"].clone() for obs in kept]
         run(env, 12)
         assert all(torch.equal(obs["policy"], copy) for obs, copy in zip(kept, copies, strict=True))
 
 
-def test_a_world_that_blows_up_leaves_nothing_behind():
+def test_an_env_that_fails_leaves_no_non_finite_observation():
     env = RobotEnv(Sighted(), 4, seed=SEED)
     env.reset()
     run(env, 3)
@@ -214,34 +214,35 @@ def test_a_world_that_blows_up_leaves_nothing_behind():
 
 @dataclass(frozen=True)
 class Sighted(Lively):
-    """Nothing but the policy's group."""
+    """Has only the group "policy"."""
 
-    senses: Senses = SLIGHTLY_LATE
+    observation_history: int = 2
+    observation_delay: tuple[int, int] = (0, 1)
 
 
-def test_without_a_group_of_its_own_the_critic_has_the_policys():
+def test_without_a_critic_group_only_the_policy_group_exists():
     env = RobotEnv(Sighted(), 4)
     assert {name: tuple(obs.shape) for name, obs in env.reset().items()} == {"policy": (4, 12)}
 
 
-def test_pictures_are_stacked_by_channel():
+def test_images_are_stacked_by_channel():
     @dataclass(frozen=True)
-    class Picture(Clock):
-        def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-            steps = worlds.memory["steps"].to(torch.uint8)
+    class Image(Clock):
+        def observe(self, state: EnvState) -> dict[str, Tensor]:
+            steps = state.task_state["steps"].to(torch.uint8)
             return {"policy": torch.stack((steps, steps + 100), dim=1)[..., None].expand(-1, -1, 5, 4)}
 
-    env = RobotEnv(Picture(), WORLDS, seed=SEED)
+    env = RobotEnv(Image(), NUM_ENVS, seed=SEED)
     env.reset()
     seen = run(env, 6)[-1].obs["policy"]
-    assert seen.shape == (WORLDS, 6, 5, 4)
+    assert seen.shape == (NUM_ENVS, 6, 5, 4)
     assert seen.dtype == torch.uint8
     assert torch.equal(seen[:, ::2, 2, 2].float(), expected(6, delays(env)))
     assert torch.equal(seen[:, 1::2, 2, 2].float(), expected(6, delays(env)) + 100)
 
 
-def test_senses_that_change_nothing_keep_nothing():
-    plain, default = RobotEnv(Lively(), 4), RobotEnv(replace(Sighted(), senses=Senses()), 4)
+def test_without_history_and_delay_nothing_is_stored():
+    plain, default = RobotEnv(Lively(), 4), RobotEnv(Sighted(observation_history=1, observation_delay=(0, 0)), 4)
     assert plain.state().keys() == default.state().keys()
     assert same(run(plain, 12), run(default, 12))
 
@@ -253,19 +254,21 @@ def test_it_can_be_captured():
 
 
 @pytest.fixture
-def compiles_afresh() -> Iterator[None]:
-    """A function is compiled for a few envs only in one process, and those of other tests count."""
+def clear_compiled_functions() -> Iterator[None]:
+    """Clear the compiled functions: their number per process is limited, and other tests compile too."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-@pytest.mark.usefixtures("compiles_afresh")
-def test_the_stretches_are_graphs_and_compute_the_same():
-    plain, fused = (RobotEnv(Clock(), 5, seed=SEED) for _ in range(2))
-    for stretch in ("_apply", "_judge", "_observe"):
-        work = getattr(fused, stretch)
-        setattr(fused, stretch, torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager"))
+@pytest.mark.usefixtures("clear_compiled_functions")
+def test_the_fused_functions_are_graphs_and_compute_the_same(monkeypatch: pytest.MonkeyPatch):
+    def fuse(work: Any, device: torch.device) -> Any:
+        return torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager")
+
+    plain = RobotEnv(Clock(), 5, seed=SEED)
+    monkeypatch.setattr("paceline.env.robot_env.fuse", fuse)
+    fused = RobotEnv(Clock(), 5, seed=SEED)
     assert torch.equal(plain.reset()["policy"], fused.reset()["policy"])
     assert same(run(plain, 13), run(fused, 13))
 
@@ -273,24 +276,24 @@ def test_the_stretches_are_graphs_and_compute_the_same():
 @pytest.mark.parametrize(
     ("history", "delay", "said"),
     [
-        (0, (0, 0), "history 0 must be at least 1"),
-        (-1, (0, 0), "history -1 must be at least 1"),
-        (1, (2, 1), r"delay \(2, 1\) must be the fewest and the most control steps"),
-        (1, (-1, 1), r"delay \(-1, 1\)"),
-        (1, (1,), r"delay \(1,\)"),
-        (1, (0, 1.5), r"delay \(0, 1.5\)"),
+        (0, (0, 0), "'observation_history' is 0, but must be from 1 to 1000"),
+        (-1, (0, 0), "'observation_history' is -1, but must be from 1 to 1000"),
+        (1, (2, 1), r"'observation_delay' is \(2, 1\), but must be the minimum and the maximum in control steps"),
+        (1, (-1, 1), r"'observation_delay' is \(-1, 1\)"),
+        (1, (1,), r"'observation_delay' is \(1,\)"),
+        (1, (0, 1.5), r"'observation_delay' is \(0, 1.5\)"),
     ],
 )
-def test_senses_that_cannot_be_are_refused(history: int, delay: Any, said: str):
+def test_an_invalid_history_or_delay_is_refused(history: int, delay: Any, said: str):
     with pytest.raises(UserError, match=said):
-        Senses(history, delay)
+        RobotEnv(Clock(observation_history=history, observation_delay=delay), 1)
 
 
-@pytest.mark.parametrize("senses", [Senses(), Senses(history=2), Senses(delay=(0, 4))])
-def test_a_state_of_other_senses_is_refused(senses: Senses):
-    env = RobotEnv(Clock(), WORLDS)
+@pytest.mark.parametrize(("history", "delay"), [(1, (0, 0)), (2, (0, 0)), (1, (0, 4))])
+def test_a_state_with_another_history_or_delay_is_refused(history: int, delay: tuple[int, int]):
+    env = RobotEnv(Clock(), NUM_ENVS)
     with pytest.raises(UserError, match="resume with the history and the delay that the run has"):
-        env.load_state(RobotEnv(Clock(senses=senses), WORLDS).state())
+        env.load_state(RobotEnv(Clock(observation_history=history, observation_delay=delay), NUM_ENVS).state())
 
 
 def test_an_exported_policy_takes_the_stacked_observations(tmp_path: Path):

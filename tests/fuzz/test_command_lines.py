@@ -30,8 +30,8 @@ TRAIN_FLAGS = """
 --learner --learner-config --ml_framework --num-envs --total-envs --max-iterations --seed --run-dir --resume --engine
 --gpu-ids --ranks --launcher --hosts --max-restarts --timeout --worker-log-dir --torchrunx-log-dir --logger
 --checkpoint-every --keep-checkpoints --headless --distributed --task --num_envs --max_iterations --help -h --version
--- - --= --env.episode-seconds --env.decimation --env.force-newtons --env.robot --env.delay --env.randomize
---env.no-randomize --env.options --env.vectorization --env.policy-sees --env.gravity --env --env. --ppo
+-- - --= --env.episode-seconds --env.decimation --env.max-force --env.robot --env.delay --env.randomize
+--env.no-randomize --env.options --env.vectorization --env.policy-observations --env.gravity --env --env. --ppo
 --ppo.hidden --ppo.horizon --ppo.minibatches --ppo.learning-rate --ppo.activation --ppo.no-clip-value
 --rsl-rl.hidden-dims --rsl-rl.schedule --rl-games.units --rl-games.separate --skrl.layers --skrl.rollouts
 """
@@ -139,7 +139,7 @@ def parse(argv: list[str]) -> None:
         config = arguments.parse(rest).config
         config.check()
         stored = TrainConfig.from_yaml(config.to_yaml(), "run.yaml")
-        # NaN is not equal to itself.
+        # A NaN differs from itself, but its repr does not.
         assert repr(stored) == repr(config)
         from_dict(registry.find(stored.task).task, stored.env, "options")
     else:

@@ -14,7 +14,7 @@ from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.learners.learner import LEARNERS
 from paceline.learners.rsl_rl.learner import RslRl
 from paceline.learners.rsl_rl.settings import RslRlSettings
@@ -51,13 +51,13 @@ def test_cartpole_is_learnt(name: str):
 class Broken(Cartpole):
     """Its episodes do not terminate; in the third control step of one env the reward is not a number."""
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return torch.zeros_like(worlds.episode_step, dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        return torch.zeros_like(state.episode_step, dtype=torch.bool)
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        terms = super().reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(state, terminated)
         one = torch.arange(len(terminated), device=terminated.device) == 5
-        return terms | {"alive": terms["alive"].masked_fill(one & (worlds.episode_step == 3), torch.nan)}
+        return terms | {"alive": terms["alive"].masked_fill(one & (state.episode_step == 3), torch.nan)}
 
 
 @pytest.mark.parametrize("name", LEARNERS)

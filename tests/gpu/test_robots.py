@@ -7,7 +7,6 @@ import torch
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Senses
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
@@ -20,18 +19,16 @@ SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 ROBOTS = [name for name in registry.names() if name != "cartpole"]
 
 
-LATE = Senses(history=3, delay=(0, 2))
-
-
 @dataclass(frozen=True)
 class Livelier(Lively):
     """Its policy sees late, and its worlds differ in their gravity."""
 
-    randomization: tuple[Randomization, ...] = (
-        *Lively().randomization,
+    fields: tuple[Randomization, ...] = (
+        *Lively().fields,
         Randomization("opt.gravity", 0.5, 1.5, every_seconds=0.1),
     )
-    senses: Senses = LATE
+    observation_history: int = 3
+    observation_delay: tuple[int, int] = (0, 2)
 
 
 def make(device: torch.device | str) -> Ppo:
@@ -53,7 +50,7 @@ def test_graphs_of_a_lively_task_compute_what_eager_calls_compute():
             if not name.startswith("seconds/"):
                 assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (iteration, name)
     ours, theirs = captured.env.state(), eager.env.state()
-    for name in ("senses/delay", "senses/recent", "sim/field/opt.gravity"):
+    for name in ("observation_history/delay", "observation_history/buffer", "sim/field/opt.gravity"):
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.env.vec_env import VecEnv
 from paceline.learners.learner import LEARNERS, Learner
 from paceline.learners.ppo.settings import PpoSettings
@@ -30,9 +30,9 @@ SETTINGS: dict[str, Any] = {
 ENVS, FIRST = 4, 10
 
 
-def place(worlds: Worlds, step: int, row: int) -> Tensor:
+def place(state: EnvState, step: int, row: int) -> Tensor:
     """One env in one step of its episodes, bool [env]."""
-    return (worlds.episode_step == step) & (torch.arange(len(worlds.qpos)) == row)
+    return (state.episode_step == step) & (torch.arange(len(state.qpos)) == row)
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,26 @@ class Broken(Drift):
     critic_at: tuple[tuple[int, int], ...] = ()
     critic_at_the_wall: bool = False
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        obs = super().observe(worlds)
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        obs = super().observe(state)
         policy, critic = obs["policy"].clone(), obs["critic"].repeat(1, 2)
         for each in self.observation_at:
-            policy[:, 1] = policy[:, 1].masked_fill(place(worlds, *each), -torch.inf)
+            policy[:, 1] = policy[:, 1].masked_fill(place(state, *each), -torch.inf)
         for each in self.critic_at:
-            critic[:, 1] = critic[:, 1].masked_fill(place(worlds, *each), torch.nan)
+            critic[:, 1] = critic[:, 1].masked_fill(place(state, *each), torch.nan)
         if self.critic_at_the_wall:
-            critic = critic.masked_fill(self.terminated(worlds).unsqueeze(1), torch.nan)
+            critic = critic.masked_fill(self.terminated(state).unsqueeze(1), torch.nan)
         return {"policy": policy, "critic": critic}
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        terms = super().reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(state, terminated)
         for each in self.reward_at:
-            terms["crash"] = terms["crash"].masked_fill(place(worlds, *each), torch.nan)
+            terms["crash"] = terms["crash"].masked_fill(place(state, *each), torch.nan)
         return terms
 
-    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
+    def metrics(self, state: EnvState) -> dict[str, Tensor]:
         """Nothing is learned from it."""
-        return {"undefined": torch.full_like(worlds.qpos[:, 0], torch.nan)}
+        return {"undefined": torch.full_like(state.qpos[:, 0], torch.nan)}
 
 
 def make(name: str, env: VecEnv) -> Learner:

@@ -395,7 +395,7 @@ def test_the_g1_task_penalizes_the_joint_limits_of_the_file(tmp_path: Path):
         state["sim/qpos"][:] = torch.from_numpy(env.sim.model.key("home").qpos)
         state["sim/qpos"][:, elbow] = bent
         env.load_state(state)
-        terms.append(env.task.reward(env.worlds, terminated)["limits"] / env.step_seconds)
+        terms.append(env.task.reward(env.env_state, terminated)["joint_limits"] / env.step_seconds)
     built_in, own = terms
     assert built_in.tolist() == [0.0, 0.0]
     # Twice the angle beyond 0.95 of the limit.

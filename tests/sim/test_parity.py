@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Senses, Worlds
+from paceline.env.task import EnvState, ResetState, Task
 from paceline.sim.model import sensor_columns
 from paceline.sim.mujoco_sim import MujocoSim
 from paceline.sim.simulation import Sim, choose_engine, make_sim
@@ -270,10 +270,10 @@ def test_a_task_gives_equal_results_on_both_engines():
 
 
 @dataclass(frozen=True)
-class Tossed:
+class Tossed(Task):
     """A tilted block falls on the floor and is pushed in its tenth step; every randomized field affects its motion."""
 
-    randomization: tuple[Randomization, ...] = (
+    fields: tuple[Randomization, ...] = (
         Randomization("body_mass", 0.5, 2.0, names="block|arm", when="once"),
         # With lower friction, Warp's float32 solver differs from the C engine by 1e-5.
         Randomization("geom_friction", 0.3, 1.0, how="set", column=0, together=True),
@@ -287,8 +287,12 @@ class Tossed:
     decimation: int = 2
 
     num_actions = 1
-    reset_numbers = 6
-    senses = Senses(history=2, delay=(0, 1))
+    num_reset_samples = 6
+    observation_history = 2
+    observation_delay = (0, 1)
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return self.fields
 
     def model(self) -> mujoco.MjModel:
         model = block()
@@ -296,30 +300,30 @@ class Tossed:
         model.actuator_biasprm[0, :3] = 0.02, -0.2, -0.02
         return model
 
-    def control(self, worlds: Worlds) -> Tensor:
-        return worlds.action
+    def control(self, state: EnvState) -> Tensor:
+        return state.action
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        return {"policy": worlds.qpos, "critic": worlds.qvel}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": state.qpos, "critic": state.qvel}
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"height": worlds.qpos[:, 2]}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"height": state.qpos[:, 2]}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return worlds.qpos[:, 0] > 0.2
+    def terminated(self, state: EnvState) -> Tensor:
+        return state.qpos[:, 0] > 0.2
 
-    def push(self, worlds: Worlds) -> Tensor:
-        return (worlds.episode_step == 10).float()[:, None] * torch.full_like(worlds.qvel, 0.3)
+    def push_velocity(self, state: EnvState) -> Tensor:
+        return (state.episode_step == 10).float()[:, None] * torch.full_like(state.qvel, 0.3)
 
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         zero, upright = torch.zeros_like(uniform[:, :2]), torch.ones_like(uniform[:, :1])
         qpos = torch.cat((zero, 0.09 * upright, upright, 0.1 * uniform[:, :1], zero, zero[:, :1]), dim=1)
-        return qpos, torch.cat((uniform, zero[:, :1]), dim=1)
+        return ResetState(qpos, torch.cat((uniform, zero[:, :1]), dim=1))
 
 
 def test_randomization_pushes_and_delays_are_equal_on_both_engines():
     envs = c, warp = [RobotEnv(Tossed(), 6, engine, seed=1) for engine in ("mujoco", "warp")]
-    fields = dict.fromkeys(item.field for item in Tossed().randomization)
+    fields = dict.fromkeys(item.field for item in Tossed().fields)
     generator = torch.Generator().manual_seed(0)
     terminated = truncated = 0
     seen = [{name: c.sim.field(name).clone() for name in fields}]
@@ -343,10 +347,10 @@ def test_randomization_pushes_and_delays_are_equal_on_both_engines():
         assert (changes == 0) == (name == "body_mass"), name
 
 
-@pytest.mark.parametrize("item", Tossed().randomization, ids=lambda item: f"{item.field} {item.column}")
+@pytest.mark.parametrize("item", Tossed().fields, ids=lambda item: f"{item.field} {item.column}")
 def test_each_randomization_changes_the_motion(item: Randomization):
     """Ensure that the previous test does not pass because both engines ignore a field."""
-    plain, randomized = (RobotEnv(Tossed(randomization=items), 6, "mujoco", seed=1) for items in ((), (item,)))
+    plain, randomized = (RobotEnv(Tossed(fields=items), 6, "mujoco", seed=1) for items in ((), (item,)))
     for _ in range(25):
         for env in (plain, randomized):
             env.step(torch.ones(6, 1))

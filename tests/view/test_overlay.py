@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command, Worlds
+from paceline.env.task import CommandDisplay, EnvState
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.view.overlay import ARROW_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of
@@ -22,9 +22,9 @@ PANEL_HEIGHT = 480
 class Shows(Go1Velocity):
     """A task that commands twice the actual velocity."""
 
-    def shown(self, worlds: Worlds) -> Command:
-        speed = worlds.sensor("velocity")
-        return Command({"forward m/s": (2.0 * speed[:, 0], speed[:, 0])}, (2.0 * speed[:, :2], speed[:, :2]))
+    def command_display(self, state: EnvState) -> CommandDisplay:
+        speed = state.sensor("velocity")
+        return CommandDisplay({"forward m/s": (2.0 * speed[:, 0], speed[:, 0])}, (2.0 * speed[:, :2], speed[:, :2]))
 
 
 def played(env: RobotEnv, steps: int, action: float = 0.0) -> tuple[Scores, list[dict[str, float]]]:
@@ -54,7 +54,7 @@ def test_an_episode_has_its_reward_terms_in_descending_order_and_its_end():
 
 
 def test_recent_terms_are_means_over_the_latest_fifth_of_a_second():
-    env = RobotEnv(Cartpole(start_angle=0.01), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01), 1)
     scores, rows = played(env, 30)
     # 60 steps a second: two intervals of 12 are over.
     for name, value in scores.recent_terms.items():
@@ -62,7 +62,7 @@ def test_recent_terms_are_means_over_the_latest_fifth_of_a_second():
 
 
 def test_an_episode_ends_at_its_time_limit_and_the_next_one_starts_from_zero():
-    env = RobotEnv(Cartpole(start_angle=0.01, episode_seconds=0.5), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01, episode_seconds=0.5), 1)
     scores, _ = played(env, 40)
     assert [episode.end for episode in scores.all_episodes()] == ["time limit", "running"]
     assert scores.ended[0].seconds == pytest.approx(0.5)
@@ -84,7 +84,7 @@ def test_lines_for_a_console_fit_80_columns_and_leave_out_the_smallest_terms():
 # The panel
 
 
-def panel(scores: Scores, command: Command | None = None, height: int = PANEL_HEIGHT) -> np.ndarray:
+def panel(scores: Scores, command: CommandDisplay | None = None, height: int = PANEL_HEIGHT) -> np.ndarray:
     """Return a gray frame with the panel."""
     shown = Panel(height)
     shown.update(scores, command)
@@ -98,7 +98,7 @@ def covered(frame: np.ndarray) -> tuple[int, int]:
 
 
 def test_the_panel_has_bright_text_on_a_dark_background_in_a_corner():
-    scores, _ = played(RobotEnv(Cartpole(start_angle=0.01), 1), 30)
+    scores, _ = played(RobotEnv(Cartpole(initial_pole_angle=0.01), 1), 30)
     frame = panel(scores)
     rows, columns = covered(frame)
     assert 80 < rows < 240
@@ -111,7 +111,7 @@ def test_the_panel_has_bright_text_on_a_dark_background_in_a_corner():
 
 
 def test_the_panel_changes_with_the_scores_and_does_not_modify_the_given_frame():
-    env = RobotEnv(Cartpole(start_angle=0.01), 1)
+    env = RobotEnv(Cartpole(initial_pole_angle=0.01), 1)
     early, late = (panel(played(env, steps)[0]) for steps in (15, 45))
     assert (early != late).any()
     gray = np.full((480, 640, 3), 128, np.uint8)
@@ -168,7 +168,7 @@ def arrows_at(yaw: float, target: Tensor, actual: Tensor) -> list[np.ndarray]:
     mujoco.mj_resetDataKeyframe(model, data, 0)
     data.qpos[:7] = (3.0, 2.0, 0.3, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
     mujoco.mj_forward(model, data)
-    arrows = VelocityArrows(model).of(Command({}, (target, actual)), data)
+    arrows = VelocityArrows(model).of(CommandDisplay({}, (target, actual)), data)
     for arrow in arrows:
         assert arrow.start[:2] == pytest.approx((3.0, 2.0))
         assert arrow.start[2] > max(data.geom_xpos[1:, 2])
@@ -193,5 +193,5 @@ def test_without_a_velocity_or_a_free_robot_there_are_no_arrows():
     model = Cartpole().model()
     data = mujoco.MjData(model)
     still = torch.ones(1, 2)
-    assert VelocityArrows(model).of(Command({}, (still, still)), data) == []
+    assert VelocityArrows(model).of(CommandDisplay({}, (still, still)), data) == []
     assert VelocityArrows(Shows().model()).of(None, data) == []

@@ -88,8 +88,8 @@ def test_the_goal_of_a_hand_has_the_commanded_rotation():
     task = ShadowHandRepose()
     env = RobotEnv(task, 1)
     data = mujoco.MjData(env.sim.model)
-    copy_state(env, task.shown(env.worlds), data)
-    np.testing.assert_allclose(data.mocap_quat[0], env.worlds.memory["goal"][0])
+    copy_state(env, task.command_display(env.env_state), data)
+    np.testing.assert_allclose(data.mocap_quat[0], env.env_state.task_state["goal"][0])
 
 
 def test_arrows_are_rendered_at_their_place_in_their_color():

@@ -1,4 +1,4 @@
-"""A Gymnasium vector env as a `VecEnv`: numpy on the CPU inside, tensors on the learner's device outside."""
+"""A Gymnasium vector env as a `VecEnv`: numpy on the CPU, converted to tensors on the device of the learner."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from gymnasium.vector import VectorEnv
 
-# Gymnasium is imported inside the functions: it is an extra.
+# Gymnasium is an extra, so it is imported inside the functions.
 
 EPISODE_STEPS = 1000
-"""The time limit of an env that has none of its own."""
+"""Default time limit, in steps."""
 CONTROL_SECONDS = 0.02
-"""From one step to the next, where the env does not say."""
+"""Default simulated time of a step, s."""
 
 
 class GymnasiumEnv:
-    """All autoreset modes look alike from here: the step that ends an episode has its last observation as `final_obs`
-    and the next episode's first as `obs`.
+    """Adapter for all autoreset modes. The step that ends an episode returns its last observation as `final_obs` and
+    the first observation of the next episode as `obs`.
 
-    An action of -1 to 1 spans the Box of actions where it has bounds, and is clipped to it; without, it is passed on.
+    Actions from -1 to 1 are scaled to the bounds of the action space and clipped. Dimensions without bounds are not
+    scaled.
     """
 
     capturable: bool = False
@@ -47,17 +48,17 @@ class GymnasiumEnv:
         self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
         self._seed, self._steps = seed, 0
         self.observation_spec = {"policy": TensorSpec((flatdim(self._space),))}
-        # Of the running episodes, as `log_names`.
+        # Columns as in `log_names`, for the running episodes.
         self._sums = np.zeros((self.num_envs, len(self.log_names)))
-        # What has no mode resets as Gymnasium's default says.
+        # Gymnasium's default is the next step.
         mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._same_step = mode == AutoresetMode.SAME_STEP
         known = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         if not (known or self._same_step or self.num_envs == 1):
-            self._try_starting_anew()
+            self._check_reset_mask()
 
     def reset(self) -> dict[str, Tensor]:
-        obs, _ = self._envs.reset(seed=self._seed_of_worlds())
+        obs, _ = self._envs.reset(seed=self._first_seed())
         self._sums[:] = 0.0
         self._steps += 1
         self._latest = _rows(self._space, obs)
@@ -74,9 +75,9 @@ class GymnasiumEnv:
         obs = final_obs = _rows(self._space, obs)
         if done.any():
             if self._same_step:
-                final_obs = self._before_reset(obs, done, infos)
+                final_obs = self._final_observations(obs, done, infos)
             else:
-                obs = self._start_anew(obs, done)
+                obs = self._reset_some(obs, done)
         self._steps += 1
         self._sums += np.stack((np.ones_like(reward), reward), axis=1)
         log = self._tensor(self._sums.astype(np.float32))
@@ -85,31 +86,31 @@ class GymnasiumEnv:
         return Step(self.observe(), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
 
     def prefetch_random(self, steps: int) -> None:
-        """Nothing: each world draws its own numbers."""
+        """Do nothing: each Gymnasium env samples its own numbers."""
 
     def faults(self) -> Tensor:
-        """None: whether a world blew up, Gymnasium does not say."""
+        """Return zeros: Gymnasium does not report failures."""
         return torch.zeros(2, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """No more than counts, because Gymnasium has no way to save a world."""
+        """Return the counts. Gymnasium cannot save an env."""
         return {"steps": torch.tensor(self._steps), "episode_step": torch.from_numpy(self._sums[:, 0].astype(np.int64))}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Start new episodes, with random numbers that no earlier start of the run has used."""
+        """Start new episodes, with seeds that the run has not used before."""
         self._steps = int(state["steps"])
         self.reset()
 
     def render(self) -> np.ndarray:
-        """World 0, if the vector env was made with `render_mode="rgb_array"`: RGB, uint8 [height, width, 3]."""
-        pictures = self._envs.render()
-        return np.asarray(pictures[0] if isinstance(pictures, (tuple, list)) else pictures)
+        """Return an RGB image of env 0, uint8 [height, width, 3]. The vector env needs `render_mode="rgb_array"`."""
+        images = self._envs.render()
+        return np.asarray(images[0] if isinstance(images, (tuple, list)) else images)
 
     def close(self) -> None:
         self._envs.close()
 
-    def _seed_of_worlds(self) -> int:
-        """The first world's; the next ones have the next. Small enough for what takes 32 bits."""
+    def _first_seed(self) -> int:
+        """Return the seed of the first env; the others have the next ones. Seeds fit into 32 bits."""
         spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
         return int(spread >> 2) + self.first_env
 
@@ -117,35 +118,35 @@ class GymnasiumEnv:
         raw = actions.detach().cpu().numpy().astype(np.float64)
         low, high = np.where(self._bounded, self._low, 0.0), np.where(self._bounded, self._high, 0.0)
         spanned = low + (raw.clip(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
-        # Clipped also against rounding, and where there is a bound on one side alone.
+        # Clipping removes rounding errors and applies one-sided bounds.
         scaled = np.where(self._bounded, spanned, raw).clip(self._low, self._high)
         return scaled.reshape(self._envs.action_space.shape or ()).astype(self._envs.action_space.dtype)
 
-    def _try_starting_anew(self) -> None:
-        """Better found out now than by the first episode that ends."""
+    def _check_reset_mask(self) -> None:
+        """Raise UserError now, not when the first episode ends, if the vector env ignores `reset_mask`."""
         self.reset()
         obs = self.step(torch.zeros(self.num_envs, self.num_actions)).obs["policy"]
-        self._start_anew(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
+        self._reset_some(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
         self._steps = 0
 
-    def _start_anew(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Reset some worlds now, before their next step would be spent on it: no learner can use a step whose action
-        counts for nothing."""
+    def _reset_some(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Reset the envs in `done` at once. Otherwise their next step would be the reset and ignore its action, and no
+        learner could use it."""
         started, _ = self._envs.reset(options={"reset_mask": done})
         rows = _rows(self._space, started)
         if not np.array_equal(rows[~done], obs[~done], equal_nan=True):
             raise UserError(
-                f"{self._envs} cannot reset some of its worlds and leave the others alone (reset_mask), as it must "
-                "where the step that ends an episode does not begin the next: use --env.vectorization sync or async"
+                f"{self._envs} cannot reset some of its envs without the others (reset_mask), which the autoreset mode "
+                "next_step needs: use --env.vectorization sync or async"
             )
         return rows
 
-    def _before_reset(self, obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-        """The last observation of each world, when `obs` has the next episode's where one ended."""
+    def _final_observations(self, obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+        """Return the last observation of each episode; where one ended, `obs` has the first of the next one."""
         from gymnasium.spaces import flatten
 
         if "final_obs" not in infos:
-            raise UserError(f"{self._envs} resets worlds in the step that ends their episode, but gives no final_obs")
+            raise UserError(f"{self._envs} resets envs in the step that ends their episode, but returns no final_obs")
         rows, given = obs.copy(), infos["final_obs"]
         if isinstance(given, dict) or given.dtype != object:
             rows[done] = _rows(self._space, given)[done]
@@ -161,7 +162,7 @@ class GymnasiumEnv:
 
 
 def time_limit(spec: Any) -> int | None:
-    """In steps, of an env's `EnvSpec`; what it was made with counts first."""
+    """Return the time limit of an `EnvSpec` in steps. An option of `gymnasium.make` takes precedence."""
     if spec is None:
         return None
     limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
@@ -169,8 +170,7 @@ def time_limit(spec: Any) -> int | None:
 
 
 def _rows(space: "Space", obs: Any) -> np.ndarray:
-    """A batch of observations as float32 [world, n], fresh; parts of a Dict in the order that Gymnasium's `flatten`
-    has."""
+    """Return a copy of a batch of observations as float32 [env, n], in the order of Gymnasium's `flatten`."""
     from gymnasium.spaces import Dict
 
     if isinstance(space, Dict):
@@ -189,10 +189,10 @@ def _check_spaces(envs: "VectorEnv") -> None:
     if not flattens(obs):
         raise UserError(
             f"{envs} has observations of {obs}, not a Box or a Dict of them: register it with the wrapper "
-            "gymnasium.wrappers.FlattenObservation under an id of its own"
+            "gymnasium.wrappers.FlattenObservation under another id"
         )
     if not isinstance(action, Box) or not np.issubdtype(action.dtype, np.floating):
         raise UserError(
-            f"{envs} has actions of {action}, but only continuous ones, a Box of floats, can be learnt: choose another "
-            "env, or register it with the wrapper gymnasium.wrappers.TransformAction under an id of its own"
+            f"{envs} has actions of {action}, but learners need continuous actions, a Box of floats: choose another "
+            "env, or register it with the wrapper gymnasium.wrappers.TransformAction under another id"
         )

@@ -1,4 +1,4 @@
-"""All that a learner sees of an environment."""
+"""Interface between learners and envs."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -17,45 +17,45 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave, for all worlds. Every tensor is fresh: the env never writes into it again."""
+    """Result of one step, for all envs. The env never writes to these tensors again."""
 
     obs: dict[str, Tensor]
-    """What the policy acts on next; in a world that was reset, the new episode's first."""
+    """Observations for the next action; in an env that was reset, the first of the new episode."""
     reward: Tensor
-    """float32 [world]"""
+    """Reward of the step, float32 [env]."""
     terminated: Tensor
-    """The episode ended for good, bool [world]."""
+    """Whether the episode ended in a terminal state, bool [env]."""
     truncated: Tensor
-    """The episode was cut by its time limit, bool [world]; never together with `terminated`."""
+    """Whether the time limit ended the episode, bool [env]; never together with `terminated`."""
     final_obs: dict[str, Tensor]
-    """The observations before any reset, of the state that `reward` led to, with the sensors of the last substep."""
+    """Observations before any reset, with the sensors of the last physics step."""
     log: Tensor
-    """Sums over the episode so far, one column for each name in `log_names`, float32 [world, names]; in a world that
-    `terminated` or was `truncated`, those of the whole episode."""
+    """Sums over the episode so far, one column for each name in `log_names`, float32 [env, names]. In an env whose
+    episode ended they are those of the whole episode."""
 
 
 class VecEnv(Protocol):
-    """Many worlds, one row each, that reset themselves when their episode ends."""
+    """Many envs, one row of each tensor per env. An env resets itself when its episode ends."""
 
     num_envs: int
-    """Worlds on this rank."""
+    """Number of envs on this rank."""
     first_env: int
-    """The global number of this rank's first world."""
+    """Global index of the first env on this rank."""
     num_actions: int
     """Width of an action."""
     max_episode_steps: int
-    """The time limit, in steps."""
+    """Time limit of an episode, in steps."""
     step_seconds: float
-    """Of the robot's time, from one step to the next."""
+    """Simulated time of a step, s."""
     device: torch.device
     capturable: bool
     """Whether `step` may be part of a CUDA graph, Warp's launches included."""
     log_names: tuple[str, ...]
-    """What `Step.log` sums; "length" (steps) and "return" always."""
+    """Names of the columns of `Step.log`. The first two are "length", in steps, and "return"."""
 
     observation_spec: dict[str, TensorSpec]
-    """Observation groups by name, known before the first reset: "policy" for the policy, "critic" if the critic sees
-    something else."""
+    """Observation groups by name, known before the first reset: "policy" for the policy, and "critic" if the critic
+    has its own observations."""
 
     def reset(self) -> dict[str, Tensor]:
         """Start a new episode in every env and return its first observations."""
@@ -65,30 +65,33 @@ class VecEnv(Protocol):
         """Return the observations of the current state, as the latest `reset` or `step` returned them."""
         ...
 
-    def step(self, actions: Tensor) -> Step: ...
+    def step(self, actions: Tensor) -> Step:
+        """Apply actions, float32 [env, num_actions]."""
+        ...
 
     def prefetch_random(self, steps: int) -> None:
-        """Draw the random numbers of the next `steps` steps in one go. A matter of speed alone: the numbers are the
-        same without it."""
+        """Sample the random numbers of the next `steps` steps at once. This only saves time: the numbers are the same
+        without it."""
         ...
 
     def faults(self) -> Tensor:
-        """How many worlds blew up, and in how many steps a world ran out of contacts, since the start; float32 [2]."""
+        """Return the number of envs that failed and the number of steps in which an env ran out of contacts, since the
+        start, float32 [2]."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors [world, ...], and scalars that are common to all worlds; among them "episode_step", the steps of each
-        world's running episode."""
+        """Return the state: tensors [env, ...], and scalars that all envs share. "episode_step" is the number of steps
+        of the running episode of each env."""
         ...
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state`. An env that cannot restore its state starts new episodes."""
+        """Restore a state. An env that cannot restore it starts new episodes."""
         ...
 
 
 class RenderableEnv(VecEnv, Protocol):
-    """An env that a video can be made of."""
+    """An env that renders images."""
 
     def render(self) -> np.ndarray:
-        """World 0 as it is now: RGB, uint8 [height, width, 3], of any size."""
+        """Return an RGB image of env 0, uint8 [height, width, 3], of any size."""
         ...

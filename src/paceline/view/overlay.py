@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command, ShowsCommand
+from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import Step, VecEnv
 from paceline.view.camera import Arrow, Color
 
@@ -100,17 +100,15 @@ class Scores:
         return Episode(seconds, values["return"], largest_first, measures, end)
 
 
-def command_of(env: VecEnv) -> Command | None:
-    """Return the current command of a task that defines `shown` or has a "command" in its memory, otherwise None."""
+def command_of(env: VecEnv) -> CommandDisplay | None:
+    """Return the command of the envs: what the task displays, or the entry "command" of its task state."""
     if not isinstance(env, RobotEnv):
         return None
-    worlds = env.worlds
-    if isinstance(env.task, ShowsCommand):
-        return env.task.shown(worlds)
-    part = worlds.memory.get("command")
-    return (
-        Command({str(column): (values,) for column, values in enumerate(part.unbind(1))}) if part is not None else None
-    )
+    state = env.env_state
+    display, command = env.task.command_display(state), state.task_state.get("command")
+    if display is not None or command is None:
+        return display
+    return CommandDisplay({str(column): (value,) for column, value in enumerate(command.unbind(1))})
 
 
 class VelocityArrows:
@@ -121,7 +119,7 @@ class VelocityArrows:
         self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
         self._height = _height_above(model, self._body)
 
-    def of(self, command: Command | None, data: mujoco.MjData) -> list[Arrow]:
+    def of(self, command: CommandDisplay | None, data: mujoco.MjData) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
             return []
         forward = data.xmat[self._body].reshape(3, 3)[:2, 0]
@@ -176,7 +174,7 @@ class Panel:
         self._max_rows = (height - 7 * self._margin) // self._row_height
         self._image = np.zeros((0, 0, 4), np.float32)
 
-    def update(self, scores: Scores, command: Command | None) -> None:
+    def update(self, scores: Scores, command: CommandDisplay | None) -> None:
         """Replace the content of the panel."""
         self._image = self._table(_parts(scores, command, self._max_rows))
 
@@ -220,7 +218,7 @@ class Panel:
         return round(self._font.getlength(text))
 
 
-def _parts(scores: Scores, command: Command | None, max_rows: int) -> list[list[_Row]]:
+def _parts(scores: Scores, command: CommandDisplay | None, max_rows: int) -> list[list[_Row]]:
     """Return the parts of the panel, with as many of the largest reward terms as fit into `max_rows`."""
     episode = scores.running
     parts = [

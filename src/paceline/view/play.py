@@ -14,7 +14,7 @@ from rich.progress import track
 
 from paceline.build import playable
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Command
+from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
 from paceline.errors import UserError
 from paceline.run.directory import RunDir
@@ -133,7 +133,7 @@ def _image_of(env: RenderableEnv) -> np.ndarray:
         raise UserError(f"the environment cannot be rendered: {' '.join(str(error).split())}") from error
 
 
-def copy_state(env: RobotEnv, command: Command | None, data: mujoco.MjData) -> None:
+def copy_state(env: RobotEnv, command: CommandDisplay | None, data: mujoco.MjData) -> None:
     """Copy the state of env 0, and the goal rotation of its command to the first mocap body."""
     for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
         getattr(data, name)[:] = getattr(env.sim, name)[0].numpy()

@@ -20,7 +20,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, to_torch, unflat
@@ -64,8 +64,8 @@ class Taped(RobotEnv):
 class Seeing(Cartpole):
     """Its critic sees more than its policy."""
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        obs = super().observe(worlds)["policy"]
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        obs = super().observe(state)["policy"]
         return {"policy": obs[:, 1:], "critic": torch.cat((obs, obs.square()), dim=1)}
 
 

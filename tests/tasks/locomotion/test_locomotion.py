@@ -24,19 +24,22 @@ from paceline.run.directory import RunDir
 from paceline.tasks.locomotion import ant, humanoid
 from paceline.tasks.locomotion.ant import Ant
 from paceline.tasks.locomotion.humanoid import Humanoid
-from paceline.tasks.locomotion.locomotion_task import Running
+from paceline.tasks.locomotion.locomotion_task import LocomotionTask
 from paceline.train import train
 
 both = pytest.mark.parametrize("task", [Ant(), Humanoid()], ids=["ant", "humanoid"])
 
 
-def wheel_model(task: Running) -> mujoco.MjModel:
+def wheel_model(task: LocomotionTask) -> mujoco.MjModel:
     file = distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{task.robot.name}.xml")
     return mujoco.MjModel.from_xml_path(str(file))
 
 
 def placed(
-    task: Running, height: float | None = None, quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0), speed: float = 0.0
+    task: LocomotionTask,
+    height: float | None = None,
+    quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0),
+    speed: float = 0.0,
 ) -> RobotEnv:
     """One world, with the joints in the middle of their ranges; the torso turned so, and moving along x."""
     env = RobotEnv(task, 1)
@@ -44,7 +47,7 @@ def placed(
     qpos, qvel = state["sim/qpos"][0], state["sim/qvel"][0]
     qpos[2] = task.robot.start_height if height is None else height
     qpos[3:7] = torch.tensor(quat)
-    qpos[7:] = env._worlds.constants["middle"][0]
+    qpos[7:] = env.env_state.constants["joint_pos_center"][0]
     qvel.zero_()
     qvel[0] = speed
     env.load_state(state)
@@ -52,7 +55,7 @@ def placed(
 
 
 def rewards(env: RobotEnv, fallen: bool = False) -> dict[str, float]:
-    terms = env.task.reward(env._worlds, torch.tensor([fallen]))
+    terms = env.task.reward(env.env_state, torch.tensor([fallen]))
     return {name: term.item() for name, term in terms.items()}
 
 
@@ -64,7 +67,7 @@ def about_z(angle: float) -> tuple[float, ...]:
 
 
 @both
-def test_bodies_and_joints_are_those_of_the_wheel(task: Running):
+def test_bodies_and_joints_are_those_of_the_wheel(task: LocomotionTask):
     ours, theirs = task.model(), wheel_model(task)
     assert (ours.nq, ours.nv, ours.nu, ours.ngeom) == (theirs.nq, theirs.nv, theirs.nu, theirs.ngeom)
     np.testing.assert_allclose(ours.body_mass, theirs.body_mass)
@@ -77,7 +80,7 @@ def test_bodies_and_joints_are_those_of_the_wheel(task: Running):
 
 
 @both
-def test_an_action_drives_its_own_joint_with_its_torque(task: Running):
+def test_an_action_drives_its_own_joint_with_its_torque(task: LocomotionTask):
     model = task.model()
     data = mujoco.MjData(model)
     for index, joint in enumerate(task.robot.joints.values()):
@@ -89,7 +92,7 @@ def test_an_action_drives_its_own_joint_with_its_torque(task: Running):
 
 
 @both
-def test_joints_have_the_ranges_springs_and_inertias_that_are_declared(task: Running):
+def test_joints_have_the_ranges_springs_and_inertias_that_are_declared(task: LocomotionTask):
     model = task.model()
     for index, joint in enumerate(task.robot.joints.values()):
         np.testing.assert_allclose(np.degrees(model.jnt_range[1 + index]), joint.range)
@@ -98,7 +101,7 @@ def test_joints_have_the_ranges_springs_and_inertias_that_are_declared(task: Run
 
 
 @both
-def test_a_model_collides_with_the_ground_and_not_with_itself(task: Running):
+def test_a_model_collides_with_the_ground_and_not_with_itself(task: LocomotionTask):
     model = task.model()
     data = mujoco.MjData(model)
     data.qpos[2], data.qpos[7:] = 0.1, 0.5
@@ -130,14 +133,14 @@ main()
 
 def test_standing_still_earns_alive_up_and_heading():
     for task, alive in ((Ant(), 0.5), (Humanoid(), 2.0)):
-        expected = {"alive": alive, "up": 0.1, "heading": 0.5}
+        expected = {"alive": alive, "upright": 0.1, "heading": 0.5}
         assert rewards(placed(task)) == pytest.approx(
-            dict.fromkeys(("progress", "action", "energy", "limits", "fall"), 0.0) | expected
+            dict.fromkeys(("progress", "action", "energy", "joint_limits", "termination"), 0.0) | expected
         )
 
 
 @both
-def test_progress_is_twice_the_speed_towards_the_target(task: Running):
+def test_progress_is_twice_the_speed_towards_the_target(task: LocomotionTask):
     env = placed(task, height=3.0, speed=4.0)
     step = env.step(torch.zeros(1, env.num_actions))
     log = dict(zip(env.log_names, step.log[0].tolist(), strict=True))
@@ -146,7 +149,7 @@ def test_progress_is_twice_the_speed_towards_the_target(task: Running):
 
 
 @both
-def test_progress_sums_up_to_the_way_that_was_made(task: Running):
+def test_progress_sums_up_to_the_way_that_was_made(task: LocomotionTask):
     env = RobotEnv(task, 4, seed=3)
     begun, earned = env.sim.qpos[:, 0].clone(), torch.zeros(4)
     place = env.log_names.index("reward/progress")
@@ -159,7 +162,7 @@ def test_progress_sums_up_to_the_way_that_was_made(task: Running):
 
 
 @both
-def test_facing_away_costs_and_the_way_back_pays(task: Running):
+def test_facing_away_costs_and_the_way_back_pays(task: LocomotionTask):
     assert rewards(placed(task, quat=about_z(0.6)))["heading"] == pytest.approx(0.5)
     aside = rewards(placed(task, quat=about_z(1.0)))["heading"]
     assert aside == pytest.approx(0.5 * math.cos(1.0) / 0.8, rel=1e-4)
@@ -167,31 +170,31 @@ def test_facing_away_costs_and_the_way_back_pays(task: Running):
 
 
 @both
-def test_a_tilted_torso_is_not_up(task: Running):
+def test_a_tilted_torso_is_not_up(task: LocomotionTask):
     tilts = {angle: (math.cos(angle / 2.0), math.sin(angle / 2.0), 0.0, 0.0) for angle in (0.3, 0.5)}
-    earned = {angle: rewards(placed(task, quat=quat))["up"] for angle, quat in tilts.items()}
+    earned = {angle: rewards(placed(task, quat=quat))["upright"] for angle, quat in tilts.items()}
     assert earned == pytest.approx({0.3: 0.1, 0.5: 0.0})
 
 
 @both
-def test_actions_and_the_work_they_do_cost(task: Running):
+def test_actions_and_the_work_they_do_cost(task: LocomotionTask):
     env = placed(task)
-    env._action.fill_(0.5)
+    env.env_state.action.fill_(0.5)
     state = env.state()
     state["sim/qvel"][0, 6:] = -2.0
     env.load_state(state)
     terms = rewards(env)
-    assert terms["action"] == pytest.approx(-task.action_cost * 0.25 * env.num_actions, rel=1e-4)
-    assert terms["energy"] == pytest.approx(-0.05 * task.joint_speed_scale * 1.0 * env.num_actions, rel=1e-4)
+    assert terms["action"] == pytest.approx(task.rewards.action * 0.25 * env.num_actions, rel=1e-4)
+    assert terms["energy"] == pytest.approx(-0.05 * task.joint_vel_scale * 1.0 * env.num_actions, rel=1e-4)
 
 
 @both
-def test_joints_at_their_upper_limit_cost(task: Running):
+def test_joints_at_their_upper_limit_cost(task: LocomotionTask):
     env = placed(task)
-    state, constants = env.state(), env._worlds.constants
-    state["sim/qpos"][0, 7:9] = constants["high"][0, :2]
+    state, constants = env.state(), env.env_state.constants
+    state["sim/qpos"][0, 7:9] = constants["max_joint_pos"][0, :2]
     env.load_state(state)
-    assert rewards(env)["limits"] == pytest.approx(-2.0)
+    assert rewards(env)["joint_limits"] == pytest.approx(-2.0)
 
 
 # Falls
@@ -200,15 +203,15 @@ def test_joints_at_their_upper_limit_cost(task: Running):
 def test_a_fall_replaces_all_other_rewards():
     for task, penalty in ((Ant(), -2.0), (Humanoid(), -1.0)):
         terms = rewards(placed(task), fallen=True)
-        assert terms.pop("fall") == penalty
+        assert terms.pop("termination") == penalty
         assert set(terms.values()) == {0.0}
 
 
 @pytest.mark.parametrize(("task", "height"), [(Ant(), 0.31), (Humanoid(), 0.8)], ids=["ant", "humanoid"])
-def test_a_low_torso_ends_the_episode(task: Running, height: float):
+def test_a_low_torso_ends_the_episode(task: LocomotionTask, height: float):
     for above, ends in ((0.02, False), (-0.02, True)):
         env = placed(task, height=height + above)
-        assert bool(task.terminated(env._worlds)) is ends
+        assert bool(task.terminated(env.env_state)) is ends
 
 
 def test_a_limp_humanoid_falls():
@@ -229,7 +232,7 @@ def rotation(env: RobotEnv) -> Tensor:
 
 @both
 @pytest.mark.parametrize("seed", range(4))
-def test_the_torso_is_seen_as_mujoco_has_it(task: Running, seed: int):
+def test_the_torso_is_seen_as_mujoco_has_it(task: LocomotionTask, seed: int):
     generator = torch.Generator().manual_seed(seed)
     quat = torch.nn.functional.normalize(torch.randn(4, generator=generator), dim=0)
     env = placed(task, quat=tuple(quat.tolist()))
@@ -238,10 +241,10 @@ def test_the_torso_is_seen_as_mujoco_has_it(task: Running, seed: int):
     state["sim/qvel"][0, :6] = torch.randn(6, generator=generator).double()
     env.load_state(state)
     turned, velocity = rotation(env), env.sim.qvel[0]
-    height, *_ = seen = task.observe(env._worlds)["policy"][0]
+    height, *_ = seen = task.observe(env.env_state)["policy"][0]
     assert height == pytest.approx(task.robot.start_height)
     torch.testing.assert_close(seen[1:4], turned.T @ velocity[:3], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(seen[4:7], task.turn_scale * velocity[3:6])
+    torch.testing.assert_close(seen[4:7], task.ang_vel_scale * velocity[3:6])
     yaw, roll = torch.atan2(turned[1, 0], turned[0, 0]), torch.atan2(turned[2, 1], turned[2, 2])
     # Ten metres ahead, and twenty to the right.
     direction = torch.tensor((10.0, -20.0)) / math.hypot(10.0, 20.0)
@@ -251,18 +254,18 @@ def test_the_torso_is_seen_as_mujoco_has_it(task: Running, seed: int):
 
 
 @both
-def test_joint_angles_are_seen_within_their_ranges(task: Running):
+def test_joint_angles_are_seen_within_their_ranges(task: LocomotionTask):
     env = placed(task)
-    state, constants = env.state(), env._worlds.constants
-    state["sim/qpos"][0, 7] = constants["low"][0, 0]
-    state["sim/qpos"][0, 8] = constants["high"][0, 1]
+    state, constants = env.state(), env.env_state.constants
+    state["sim/qpos"][0, 7] = constants["min_joint_pos"][0, 0]
+    state["sim/qpos"][0, 8] = constants["max_joint_pos"][0, 1]
     state["sim/qvel"][0, 6] = 3.0
     state["action"][0, 0] = 0.25
     env.load_state(state)
-    seen, joints = task.observe(env._worlds)["policy"][0], env.num_actions
+    seen, joints = task.observe(env.env_state)["policy"][0], env.num_actions
     assert len(seen) == 12 + 3 * joints
     assert seen[12:15].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
-    assert seen[12 + joints].item() == pytest.approx(3.0 * task.joint_speed_scale)
+    assert seen[12 + joints].item() == pytest.approx(3.0 * task.joint_vel_scale)
     assert seen[12 + 2 * joints].item() == pytest.approx(0.25)
 
 
@@ -270,7 +273,7 @@ def test_joint_angles_are_seen_within_their_ranges(task: Running):
 
 
 @both
-def test_flailing_about_stays_finite(task: Running):
+def test_flailing_about_stays_finite(task: LocomotionTask):
     env, generator = RobotEnv(task, 16, seed=2), torch.Generator().manual_seed(2)
     for _ in range(150):
         step = env.step(2.0 * torch.randn(16, env.num_actions, generator=generator))
@@ -280,12 +283,12 @@ def test_flailing_about_stays_finite(task: Running):
 
 
 @both
-def test_episodes_start_a_little_different_and_within_the_ranges(task: Running):
+def test_episodes_start_a_little_different_and_within_the_ranges(task: LocomotionTask):
     env = RobotEnv(task, 200)
-    angles, constants = env.sim.qpos[:, 7:], env._worlds.constants
-    assert (angles >= constants["low"] - 1e-6).all()
-    assert (angles <= constants["high"] + 1e-6).all()
-    assert (angles - constants["start"]).abs().max() <= 0.2 + 1e-6
+    angles, constants = env.sim.qpos[:, 7:], env.env_state.constants
+    assert (angles >= constants["min_joint_pos"] - 1e-6).all()
+    assert (angles <= constants["max_joint_pos"] + 1e-6).all()
+    assert (angles - constants["default_joint_pos"]).abs().max() <= 0.2 + 1e-6
     assert (angles.std(0) > 0.05).all()
     assert (env.sim.qpos[:, 2] == task.robot.start_height).all()
 
@@ -305,5 +308,5 @@ def test_the_result_of_a_run_says_how_fast_the_ant_is(tmp_path: Path):
 
 
 def test_a_bad_option_is_refused():
-    with pytest.raises(UserError, match=r"--env\.fall-height -1 must be above 0"):
-        Ant(fall_height=-1.0)
+    with pytest.raises(UserError, match=r"--env\.min-height -1 must be above 0"):
+        Ant(min_height=-1.0)

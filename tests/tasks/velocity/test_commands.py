@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.tasks import registry
 from paceline.tasks.shadow_hand_repose import ShadowHandRepose
-from paceline.tasks.velocity.velocity_task import Velocity
+from paceline.tasks.velocity.velocity_task import VelocityTask
 
 ENVS, STEPS = 16, 60
-VELOCITY_TASKS = [name for name in registry.names() if issubclass(registry.find(name).task, Velocity)]
+VELOCITY_TASKS = [name for name in registry.names() if issubclass(registry.find(name).task, VelocityTask)]
 
 
-def commands(obs: dict[str, Tensor], task: Velocity) -> Tensor:
+def commands(obs: dict[str, Tensor], task: VelocityTask) -> Tensor:
     """The command in an observation of the critic, which is not noisy, [env, 3]."""
     sensed = 9 + 2 * task.num_actions
     return obs["critic"][:, sensed : sensed + 3]
@@ -30,16 +30,16 @@ def test_all_velocity_tasks_are_here():
 def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    kind, used = cast("type[Velocity]", registry.find(name).task), list[Tensor]()
+    kind, used = cast("type[VelocityTask]", registry.find(name).task), list[Tensor]()
     reward = kind.reward
 
-    def recording(task: Velocity, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        used.append(worlds.memory["command"].clone())
-        return reward(task, worlds, terminated)
+    def recording(task: VelocityTask, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        used.append(state.task_state["command"].clone())
+        return reward(task, state, terminated)
 
     monkeypatch.setattr(kind, "reward", recording)
     # New commands every fifth step on average, and episodes that end on the way.
-    task = kind(command_seconds=0.1, standing=0.0, episode_seconds=0.8)
+    task = kind(command_seconds=0.1, standing_fraction=0.0, episode_seconds=0.8)
     env = RobotEnv(task, ENVS)
     seen, changed = env.reset(), 0
     error = env.log_names.index("measure/turn_error")
@@ -59,7 +59,7 @@ def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw
 
 
 def test_the_last_observation_of_a_hand_shows_the_goal_that_was_reached():
-    env = RobotEnv(ShadowHandRepose(tolerance=2.5), 32)
+    env = RobotEnv(ShadowHandRepose(success_tolerance=2.5), 32)
     goal = env.reset()["critic"][:, 64:68]
     changed = 0
     for _ in range(10):

@@ -13,9 +13,9 @@ from paceline.learners.learner import LEARNERS
 from paceline.robots.legged import G1
 from paceline.tasks.velocity.g1_velocity import ENTRY, G1Velocity
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
-from paceline.tasks.velocity.velocity_task import Velocity
+from paceline.tasks.velocity.velocity_task import VelocityTask
 
-QUIET = G1Velocity(noise=0.0, push_seconds=0.0, randomize=False)
+QUIET = G1Velocity(observation_noise_scale=0.0, push_seconds=0.0, randomize=False)
 
 
 def still(env: RobotEnv) -> Tensor:
@@ -24,7 +24,7 @@ def still(env: RobotEnv) -> Tensor:
 
 def terms(env: RobotEnv) -> dict[str, Tensor]:
     nobody = torch.zeros(env.num_envs, dtype=torch.bool)
-    return {name: term / env.step_seconds for name, term in env.task.reward(env._worlds, nobody).items()}
+    return {name: term / env.step_seconds for name, term in env.task.reward(env.env_state, nobody).items()}
 
 
 def test_the_settings_hold():
@@ -33,12 +33,12 @@ def test_the_settings_hold():
 
 
 @pytest.mark.parametrize("task", [G1Velocity(), Go1Velocity(decimation=2)])
-def test_a_control_step_takes_as_long_as_the_task_reckons(task: Velocity):
+def test_a_control_step_takes_as_long_as_the_task_reckons(task: VelocityTask):
     assert RobotEnv(task, 1).step_seconds == pytest.approx(task.step_seconds)
 
 
 def test_it_stands_for_a_moment_without_a_policy():
-    env = RobotEnv(dataclasses.replace(QUIET, standing=1.0), 8)
+    env = RobotEnv(dataclasses.replace(QUIET, standing_fraction=1.0), 8)
     for _ in range(15):
         assert not env.step(still(env)).terminated.any()
 
@@ -52,63 +52,66 @@ def test_a_fall_ends_the_episode():
 
 
 def test_a_pelvis_that_sinks_ends_the_episode():
-    env = RobotEnv(dataclasses.replace(QUIET, smallest_height=G1.default_height + 0.1), 3)
+    env = RobotEnv(dataclasses.replace(QUIET, min_height=G1.default_height + 0.1), 3)
     assert env.step(still(env)).terminated.all()
 
 
 def test_the_clock_takes_its_time_and_is_seen_by_those_who_walk():
-    env = RobotEnv(dataclasses.replace(QUIET, standing=0.5, command_seconds=1e6), 64)
-    before, walks = env._memory["phase"].clone(), QUIET.moving(env._worlds).bool()
+    env = RobotEnv(dataclasses.replace(QUIET, standing_fraction=0.5, command_seconds=1e6), 64)
+    before, walks = env.env_state.task_state["phase"].clone(), QUIET.is_moving(env.env_state).bool()
     assert walks.float().mean() == pytest.approx(0.5, abs=0.2)
     for _ in range(9):
         env.step(still(env))
     clock = env.step(still(env)).obs["policy"][:, -2:]
-    turned = (env._memory["phase"] - before).remainder(1.0)
+    turned = (env.env_state.task_state["phase"] - before).remainder(1.0)
     torch.testing.assert_close(turned, torch.full_like(turned, 0.2 / QUIET.stride_seconds))
     torch.testing.assert_close(clock.norm(dim=1), walks.float())
 
 
-def test_a_foot_is_asked_for_in_its_half_of_the_stride():
-    task = dataclasses.replace(QUIET, standing=0.0)
+def test_each_foot_swings_in_its_half_of_the_stride():
+    task = dataclasses.replace(QUIET, standing_fraction=0.0)
     env = RobotEnv(task, 2)
-    env._memory["phase"].copy_(torch.tensor([[0.25], [0.75]]))
-    _, asked = task._feet(env._worlds)
-    torch.testing.assert_close(asked, torch.tensor([[0.08, 0.0], [0.0, 0.08]]))
+    env.env_state.task_state["phase"].copy_(torch.tensor([[0.25], [0.75]]))
+    heights = env.observe()["critic"][:, -2:]
+    missed = (heights - torch.tensor([[0.08, 0.0], [0.0, 0.08]])).square().sum(1)
+    torch.testing.assert_close(terms(env)["feet_height"], torch.exp(-100.0 * missed))
     # Both feet are down: each world has the one right that shall be.
-    assert terms(env)["step"].tolist() == pytest.approx([0.25, 0.25])
+    assert terms(env)["feet_contact"].tolist() == pytest.approx([0.25, 0.25])
 
 
 def test_walking_as_commanded_is_worth_more_than_standing():
-    env = RobotEnv(dataclasses.replace(QUIET, standing=0.0), 2)
-    env._memory["command"].copy_(torch.tensor([[0.8, 0.0, 0.0], [0.8, 0.0, 0.0]]))
+    env = RobotEnv(dataclasses.replace(QUIET, standing_fraction=0.0), 2)
+    env.env_state.task_state["command"].copy_(torch.tensor([[0.8, 0.0, 0.0], [0.8, 0.0, 0.0]]))
     state = env.state()
     state["sim/qpos"][:] = torch.from_numpy(G1.model.key("home").qpos)
     state["sim/qvel"].zero_()
     state["sim/qvel"][1, 0] = 0.8
     env.load_state(state)
     env.sim.sense()
-    stands, walks = terms(env)["velocity"].tolist()
+    stands, walks = terms(env)["track_lin_vel"].tolist()
     assert walks == pytest.approx(2.0)
     assert stands == pytest.approx(2.0 * math.exp(-4.0 * 0.64))
 
 
 def ends(env: RobotEnv, steps: int, missed: float) -> Tensor:
     """The range of commands after an episode that ended after `steps`, with this error per step."""
-    env._episode_step.fill_(steps)
-    env._memory["missed"].fill_(missed * steps)
-    return QUIET.start(env._worlds, torch.rand(env.num_envs, QUIET.reset_numbers)).memory["range"][0, 0]
+    env.env_state.episode_step.fill_(steps)
+    env.env_state.task_state["tracking_error"].fill_(missed * steps)
+    return QUIET.reset(env.env_state, torch.rand(env.num_envs, QUIET.num_reset_samples)).task_state["command_scale"][
+        0, 0
+    ]
 
 
 def test_commands_grow_for_those_who_follow_and_shrink_for_those_who_fall():
     env = RobotEnv(QUIET, 4)
     whole = env.max_episode_steps
-    assert (env._memory["range"] == 0.5).all()
-    assert (env._memory["command"].abs() <= 0.5 * torch.tensor((1.0, 0.5, 1.0))).all()
-    env._memory["range"].fill_(0.7)
+    assert (env.env_state.task_state["command_scale"] == 0.5).all()
+    assert (env.env_state.task_state["command"].abs() <= 0.5 * torch.tensor((1.0, 0.5, 1.0))).all()
+    env.env_state.task_state["command_scale"].fill_(0.7)
     assert ends(env, whole, missed=0.1) == pytest.approx(0.8)
     assert ends(env, whole, missed=0.4) == pytest.approx(0.7)
     assert ends(env, whole // 2, missed=0.1) == pytest.approx(0.65)
-    env._memory["range"].fill_(1.0)
+    env.env_state.task_state["command_scale"].fill_(1.0)
     assert ends(env, whole, missed=0.1) == pytest.approx(1.0)
     # A fall in the very last step is one too.
     state = env.state()
@@ -118,18 +121,18 @@ def test_commands_grow_for_those_who_follow_and_shrink_for_those_who_fall():
 
 
 def test_a_trained_policy_is_watched_over_all_commands():
-    assert G1Velocity(first_range=0.3).at_its_end() == G1Velocity(first_range=1.0)
+    assert G1Velocity(initial_command_scale=0.3).for_evaluation() == G1Velocity(initial_command_scale=1.0)
 
 
-def test_the_range_of_commands_is_saved_with_the_worlds():
+def test_the_command_scale_is_saved_with_the_envs():
     env, other = RobotEnv(QUIET, 4), RobotEnv(QUIET, 4)
-    env._memory["range"].copy_(torch.tensor([[0.5], [0.6], [0.9], [1.0]]))
+    env.env_state.task_state["command_scale"].copy_(torch.tensor([[0.5], [0.6], [0.9], [1.0]]))
     other.load_state(env.state())
-    assert torch.equal(other._memory["range"], env._memory["range"])
+    assert torch.equal(other.env_state.task_state["command_scale"], env.env_state.task_state["command_scale"])
 
 
 def test_a_bad_option_is_refused():
-    with pytest.raises(UserError, match=r"--env\.first-range 1\.5"):
-        G1Velocity(first_range=1.5)
+    with pytest.raises(UserError, match=r"--env\.initial-command-scale 1\.5"):
+        G1Velocity(initial_command_scale=1.5)
     with pytest.raises(UserError, match=r"--env\.stride-seconds 0"):
         G1Velocity(stride_seconds=0.0)

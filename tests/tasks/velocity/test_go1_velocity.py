@@ -18,12 +18,13 @@ from paceline.learners.learner import LEARNERS
 from paceline.robots.legged import GO1_LEGS
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Velocity
+from paceline.tasks.velocity.go1_velocity import ENTRY, Go1Rewards, Go1Velocity
+from paceline.tasks.velocity.velocity_task import RandomizationRanges
 from paceline.train import train
 
 # paceline train go1-velocity --num-envs 4096, after 329 iterations on an H200, exported as TorchScript.
 POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
-QUIET = Go1Velocity(noise=0.0, push_seconds=0.0, randomize=False)
+QUIET = Go1Velocity(observation_noise_scale=0.0, push_seconds=0.0, randomize=False)
 
 
 def test_the_settings_hold():
@@ -41,13 +42,13 @@ def walk(env: RobotEnv, steps: int) -> list[Step]:
 
 
 def speeds(steps: list[Step]) -> Tensor:
-    """Mean forward, sideways and turning speed, once it is under way, [world, 3]."""
+    """Mean forward, sideways and turning speed, after the first second, [env, 3]."""
     seen = torch.stack([step.final_obs["critic"] for step in steps[50:]]).mean(0)
     return torch.cat((seen[:, :2], seen[:, 5:6]), dim=1)
 
 
 def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
-    """With noise, pushes, and worlds that differ, as it was trained."""
+    """With noise, pushes and randomization, as in training."""
     env = RobotEnv(Go1Velocity(episode_seconds=8.0), 24, seed=5)
     steps = walk(env, env.max_episode_steps)
     assert not torch.stack([step.terminated for step in steps]).any()
@@ -57,33 +58,35 @@ def test_a_policy_from_the_gpu_walks_as_commanded_in_the_other_engine():
     assert means["measure/turn_error"] < 0.3
 
 
-def test_it_goes_where_it_is_told():
-    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing=0.0), 24, seed=1)
-    gone, asked = speeds(walk(env, 150)), env._memory["command"]
+def test_the_policy_follows_its_commands():
+    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing_fraction=0.0), 24, seed=1)
+    gone, asked = speeds(walk(env, 150)), env.env_state.task_state["command"]
     for axis in range(3):
         assert torch.corrcoef(torch.stack((gone[:, axis], asked[:, axis])))[0, 1] > 0.95
 
 
-def test_it_stands_when_nothing_is_asked_of_it():
-    env = RobotEnv(dataclasses.replace(QUIET, standing=1.0), 8)
+def test_the_policy_stands_at_zero_commands():
+    env = RobotEnv(dataclasses.replace(QUIET, standing_fraction=1.0), 8)
     assert speeds(walk(env, 150)).abs().max() < 0.1
-    assert (env._memory["command"] == 0.0).all()
+    assert (env.env_state.task_state["command"] == 0.0).all()
 
 
 def test_commands_keep_to_their_bounds_and_some_are_to_stand():
-    task = dataclasses.replace(QUIET, forward_speed=2.0, sideways_speed=0.3, turn_speed=1.5, standing=0.25)
-    command = RobotEnv(task, 2000)._memory["command"]
+    task = dataclasses.replace(
+        QUIET, max_forward_speed=2.0, max_lateral_speed=0.3, max_yaw_rate=1.5, standing_fraction=0.25
+    )
+    command = RobotEnv(task, 2000).env_state.task_state["command"]
     assert (command.abs() <= torch.tensor((2.0, 0.3, 1.5))).all()
     assert (command.abs().amax(0) > torch.tensor((1.9, 0.28, 1.4))).all()
     assert (command == 0.0).all(1).float().mean() == pytest.approx(0.25, abs=0.04)
 
 
 def test_commands_change_on_average_after_their_time():
-    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=0.5, standing=0.0), 64)
-    changes, before = 0, env._memory["command"].clone()
+    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=0.5, standing_fraction=0.0), 64)
+    changes, before = 0, env.env_state.task_state["command"].clone()
     for _ in range(25):
         ended = env.step(torch.zeros(64, env.num_actions)).terminated
-        now = env._memory["command"].clone()
+        now = env.env_state.task_state["command"].clone()
         changes += int(((now != before).any(1) & ~ended).sum())
         before = now
     # Half a second, of 64 worlds.
@@ -103,17 +106,17 @@ def test_pushes_come_and_change_the_velocity():
     seen = []
     for _ in range(20):
         env.step(torch.zeros(32, env.num_actions))
-        seen.append(env._memory["push"].clone())
+        seen.append(env.env_state.task_state["push"].clone())
     pushed = torch.stack(seen).ne(0.0).any(2).float().mean()
     assert pushed == pytest.approx(0.1, abs=0.04)
     assert torch.stack(seen).abs().max() <= 0.5
 
 
-def test_the_policy_sees_noise_and_the_critic_does_not():
-    loud, quiet = (RobotEnv(dataclasses.replace(QUIET, noise=noise), 16) for noise in (1.0, 0.0))
+def test_only_the_policy_observes_noise():
+    loud, quiet = (RobotEnv(dataclasses.replace(QUIET, observation_noise_scale=noise), 16) for noise in (1.0, 0.0))
     for env in (loud, quiet):
         env.step(torch.zeros(16, env.num_actions))
-    noisy, clean = (env._fresh_observations() for env in (loud, quiet))
+    noisy, clean = (env.observe() for env in (loud, quiet))
     assert torch.equal(noisy["critic"], clean["critic"])
     off = (noisy["policy"] - clean["policy"]).abs()
     assert (off[:, :33].amax(0) > 0.0).all()
@@ -121,7 +124,7 @@ def test_the_policy_sees_noise_and_the_critic_does_not():
     assert off[:, :3].max() <= 0.1
 
 
-def test_worlds_differ_in_grip_and_mass():
+def test_friction_and_mass_differ_between_envs():
     env = RobotEnv(Go1Velocity(), 64)
     feet = [env.sim.model.geom(f"{leg}_foot").id for leg in GO1_LEGS]
     friction = env.sim.field("geom_friction")[:, feet, 0]
@@ -157,17 +160,17 @@ def test_the_result_of_a_run_says_how_well_commands_are_followed(tmp_path: Path)
 
 
 def test_a_bad_option_is_refused():
-    with pytest.raises(UserError, match=r"--env\.forward-speed -1 must be above 0"):
-        Go1Velocity(forward_speed=-1.0)
+    with pytest.raises(UserError, match=r"--env\.max-forward-speed -1 must be above 0"):
+        Go1Velocity(max_forward_speed=-1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"noise": -1.0}, "--env.noise -1 must not be negative"),
-        ({"push_speed": math.nan}, "--env.push-speed nan"),
+        ({"observation_noise_scale": -1.0}, "--env.observation-noise-scale -1 must not be negative"),
+        ({"max_push_speed": math.nan}, "--env.max-push-speed nan"),
         ({"history": 0}, "--env.history 0 must be at least 1"),
-        ({"delay": (3, 1)}, "--env.delay 3 1 must be the fewest and the most control steps"),
+        ({"delay": (3, 1)}, "--env.delay 3 1 must be the minimum and the maximum in control steps"),
     ],
 )
 def test_bad_options_are_refused_by_their_flags(options: dict[str, Any], said: str):
@@ -175,19 +178,56 @@ def test_bad_options_are_refused_by_their_flags(options: dict[str, Any], said: s
         Go1Velocity(**options)
 
 
-def test_the_policy_sees_late_and_more_at_once_if_so_asked():
+def test_history_and_delay_are_options():
     plain, late = RobotEnv(QUIET, 64), RobotEnv(dataclasses.replace(QUIET, history=3, delay=(1, 2)), 64)
     assert late.reset()["policy"].shape[1] == 3 * plain.reset()["policy"].shape[1]
-    assert late.state()["senses/delay"].unique().tolist() == [1, 2]
+    assert late.state()["observation_history/delay"].unique().tolist() == [1, 2]
 
 
 def test_what_is_shown_is_the_command_beside_what_the_robot_does():
     env = RobotEnv(QUIET, 3)
     env.step(torch.ones(3, env.num_actions))
-    command, velocity = env.worlds.memory["command"], env.worlds.sensor("velocity")
-    shown = QUIET.shown(env.worlds)
+    command, velocity = env.env_state.task_state["command"], env.env_state.sensor("velocity")
+    shown = QUIET.command_display(env.env_state)
     assert shown.velocity is not None
     assert torch.equal(shown.velocity[0], command[:, :2])
     assert torch.equal(shown.velocity[1], velocity[:, :2])
     assert torch.equal(torch.stack([asked for asked, _ in shown.numbers.values()], dim=1), command)
-    assert torch.equal(shown.numbers["turn rad/s"][1], env.worlds.sensor("gyro")[:, 2])
+    assert torch.equal(shown.numbers["turn rad/s"][1], env.env_state.sensor("gyro")[:, 2])
+
+
+def test_a_reward_weight_is_an_option():
+    task = dataclasses.replace(QUIET, rewards=Go1Rewards(track_lin_vel=3.0))
+    plain, doubled = RobotEnv(QUIET, 4), RobotEnv(task, 4)
+    nobody = torch.zeros(4, dtype=torch.bool)
+    ours, theirs = (env.task.reward(env.env_state, nobody) for env in (doubled, plain))
+    assert torch.equal(ours.pop("track_lin_vel"), 2.0 * theirs.pop("track_lin_vel"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert set(theirs) | {"track_lin_vel"} == {option.name for option in dataclasses.fields(Go1Rewards)}
+
+
+def test_a_randomization_range_is_an_option():
+    friction = RobotEnv(Go1Velocity(randomization=RandomizationRanges(friction=(2.0, 2.5))), 16).sim.field(
+        "geom_friction"
+    )
+    foot = Go1Velocity().model().geom(f"{GO1_LEGS[0]}_foot").id
+    assert ((friction[:, foot, 0] >= 2.0) & (friction[:, foot, 0] < 2.5)).all()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        ({"friction": (1.2, 0.4)}, "--env.randomization.friction 1.2 0.4 must be a minimum and a maximum"),
+        ({"friction": (-0.1, 0.4)}, "--env.randomization.friction -0.1 must not be negative"),
+        ({"base_mass": (0.0, math.nan)}, "--env.randomization.base-mass nan must be between"),
+    ],
+)
+def test_a_bad_randomization_range_is_refused(ranges: dict[str, tuple[float, float]], said: str):
+    with pytest.raises(UserError, match=said):
+        Go1Velocity(randomization=RandomizationRanges(**ranges))
+
+
+def test_a_mass_that_would_become_negative_is_refused():
+    task = Go1Velocity(randomization=RandomizationRanges(base_mass=(-100.0, 0.0)))
+    with pytest.raises(UserError, match="randomization of body_mass: from -100 to 0 the mass of a body of"):
+        RobotEnv(task, 1)

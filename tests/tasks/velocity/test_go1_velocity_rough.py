@@ -19,7 +19,7 @@ from paceline.tasks.velocity.go1_velocity_rough import ENTRY, Go1VelocityRough
 
 # Of the flat task; what it observes comes first in the rough one's observations.
 POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
-QUIET = Go1VelocityRough(noise=0.0, push_seconds=0.0, randomize=False)
+QUIET = Go1VelocityRough(observation_noise_scale=0.0, push_seconds=0.0, randomize=False)
 POINTS = 11 * 7
 
 
@@ -28,7 +28,7 @@ def stand(env: RobotEnv) -> Tensor:
 
 
 def levels(env: RobotEnv) -> list[float]:
-    return env._memory["level"][:, 0].tolist()
+    return env.env_state.task_state["terrain_level"][:, 0].tolist()
 
 
 def test_the_settings_hold():
@@ -37,8 +37,8 @@ def test_the_settings_hold():
 
 
 def test_robots_start_in_the_middle_of_their_patch_standing_on_it():
-    env = RobotEnv(dataclasses.replace(QUIET, first_levels=10), 64)
-    level, kind = env._memory["level"], env._memory["kind"]
+    env = RobotEnv(dataclasses.replace(QUIET, initial_terrain_levels=10), 64)
+    level, kind = env.env_state.task_state["terrain_level"], env.env_state.task_state["terrain_kind"]
     off = env.sim.qpos[:, :2] - torch.cat(QUIET.terrain.middle(level, kind), dim=1)
     assert off.abs().max() <= 0.5
     cells = ((env.sim.qpos[:, :2] + torch.tensor(QUIET.terrain.size)) / QUIET.terrain.cell).round().long()
@@ -50,10 +50,10 @@ def test_robots_start_in_the_middle_of_their_patch_standing_on_it():
         assert not env.step(stand(env)).terminated.any()
 
 
-def test_first_levels_are_the_easy_ones_and_all_kinds_occur():
-    env = RobotEnv(dataclasses.replace(QUIET, first_levels=3), 100)
+def test_initial_terrain_levels_are_the_easy_ones_and_all_kinds_occur():
+    env = RobotEnv(dataclasses.replace(QUIET, initial_terrain_levels=3), 100)
     assert set(levels(env)) == {0.0, 1.0, 2.0}
-    assert set(env._memory["kind"][:, 0].tolist()) == set(range(len(KINDS)))
+    assert set(env.env_state.task_state["terrain_kind"][:, 0].tolist()) == set(range(len(KINDS)))
 
 
 WAYS = {
@@ -72,45 +72,45 @@ def test_the_level_follows_from_how_the_episode_went():
     env = RobotEnv(QUIET, len(WAYS))
     before, fell, reached, walked, asked, after = zip(*WAYS.values(), strict=True)
     state = at_the_end(env, torch.tensor(before).float(), torch.arange(len(WAYS)).float() % len(KINDS))
-    for name, values in {"reached": reached, "walked": walked, "asked": asked}.items():
-        state[f"memory/{name}"][:, 0] = torch.tensor(values)
+    for name, values in {"max_distance": reached, "distance_walked": walked, "distance_commanded": asked}.items():
+        state[f"task_state/{name}"][:, 0] = torch.tensor(values)
     for world in np.flatnonzero(fell):
         state["sim/qpos"][world, 3:7] = torch.tensor((0.0, 1.0, 0.0, 0.0))
     env.load_state(state)
-    kinds = state["memory/kind"].clone()
+    kinds = state["task_state/terrain_kind"].clone()
     step = env.step(stand(env))
     assert step.terminated.tolist() == list(fell)
     assert (step.terminated | step.truncated).all()
     assert levels(env) == list(after)
-    assert torch.equal(env._memory["kind"], kinds)
-    for name in ("reached", "walked", "asked"):
-        assert (env._memory[name] == 0.0).all()
+    assert torch.equal(env.env_state.task_state["terrain_kind"], kinds)
+    for name in ("max_distance", "distance_walked", "distance_commanded"):
+        assert (env.env_state.task_state[name] == 0.0).all()
 
 
 def at_the_end(env: RobotEnv, level: Tensor, kind: Tensor) -> dict[str, Tensor]:
     """A state in which robots stand in the middle of these patches, told to stand, a step before the time limit."""
     state = env.state()
-    state["memory/level"][:, 0], state["memory/kind"][:, 0] = level, kind
+    state["task_state/terrain_level"][:, 0], state["task_state/terrain_kind"][:, 0] = level, kind
     state["sim/qpos"][:, 0], state["sim/qpos"][:, 1] = QUIET.terrain.middle(level, kind)
     table = torch.from_numpy(QUIET.terrain.heights().copy())
     ground = QUIET.terrain.height_at(table, state["sim/qpos"][:, 0], state["sim/qpos"][:, 1])
     state["sim/qpos"][:, 2] = QUIET.legged.default_height + ground
-    state["memory/command"].zero_()
+    state["task_state/command"].zero_()
     state["episode_step"].fill_(env.max_episode_steps - 1)
     return state
 
 
 def test_those_who_master_the_last_level_are_spread_over_all():
     env = RobotEnv(QUIET, 200)
-    state = at_the_end(env, torch.full((200,), 9.0), env._memory["kind"][:, 0].clone())
-    for name, value in {"reached": 3.0, "walked": 9.0, "asked": 10.0}.items():
-        state[f"memory/{name}"].fill_(value)
+    state = at_the_end(env, torch.full((200,), 9.0), env.env_state.task_state["terrain_kind"][:, 0].clone())
+    for name, value in {"max_distance": 3.0, "distance_walked": 9.0, "distance_commanded": 10.0}.items():
+        state[f"task_state/{name}"].fill_(value)
     env.load_state(state)
     env.step(stand(env))
     assert set(levels(env)) == set(range(10))
 
 
-def test_levels_stay_when_the_env_is_reset_and_when_a_world_fails():
+def test_levels_are_kept_when_the_env_is_reset_and_when_one_fails():
     env = RobotEnv(QUIET, 5)
     for _ in range(3):
         env.step(stand(env))
@@ -123,7 +123,7 @@ def test_levels_stay_when_the_env_is_reset_and_when_a_world_fails():
     assert env.step(stand(env)).terminated.tolist() == [False, False, True, False, False]
     assert levels(env) == before
     assert env.sim.qpos.isfinite().all()
-    assert all(part.isfinite().all() for part in env._memory.values())
+    assert all(part.isfinite().all() for part in env.env_state.task_state.values())
 
 
 def test_without_the_curriculum_every_episode_has_any_level():
@@ -135,31 +135,33 @@ def test_without_the_curriculum_every_episode_has_any_level():
     assert levels(env) != first
 
 
-def test_what_was_walked_and_asked_is_counted_in_metres():
-    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing=0.0), 16)
-    asked = env._memory["command"][:, :2].norm(dim=1)
+def test_walked_and_commanded_distances_are_in_meters():
+    env = RobotEnv(dataclasses.replace(QUIET, command_seconds=1e6, standing_fraction=0.0), 16)
+    asked = env.env_state.task_state["command"][:, :2].norm(dim=1)
     start = env.sim.qpos[:, :2].clone()
     for _ in range(25):
         assert not env.step(stand(env)).terminated.any()
-    torch.testing.assert_close(env._memory["asked"][:, 0], 0.5 * asked)
+    torch.testing.assert_close(env.env_state.task_state["distance_commanded"][:, 0], 0.5 * asked)
     # Sagging and swaying in place, it does not get anywhere.
     assert (env.sim.qpos[:, :2] - start).norm(dim=1).max() < 0.3
-    assert env._memory["walked"].abs().max() < 0.3
+    assert env.env_state.task_state["distance_walked"].abs().max() < 0.3
 
 
 def test_levels_rise_when_a_policy_walks():
     """One that was trained on flat ground is good enough for the first level."""
-    task = dataclasses.replace(QUIET, episode_seconds=6.0, first_levels=1, turn_speed=0.1, standing=0.0)
+    task = dataclasses.replace(
+        QUIET, episode_seconds=6.0, initial_terrain_levels=1, max_yaw_rate=0.1, standing_fraction=0.0
+    )
     env = RobotEnv(task, 24, seed=1)
     policy, obs = torch.jit.load(POLICY), env.reset()
     with torch.inference_mode():
         for _ in range(env.max_episode_steps):
             obs = env.step(policy(obs["policy"][:, :-POINTS])).obs
-    assert env._memory["level"].mean() > 0.4
+    assert env.env_state.task_state["terrain_level"].mean() > 0.4
 
 
 def test_the_scan_is_what_rays_find_in_the_trunks_heading():
-    env = RobotEnv(dataclasses.replace(QUIET, first_levels=10), 6, seed=4)
+    env = RobotEnv(dataclasses.replace(QUIET, initial_terrain_levels=10), 6, seed=4)
     state, random = env.state(), np.random.default_rng(0)
     yaw, pitch = random.uniform(-np.pi, np.pi, size=6), random.uniform(-0.4, 0.4, size=6)
     for world in range(6):
@@ -172,7 +174,7 @@ def test_the_scan_is_what_rays_find_in_the_trunks_heading():
         mujoco.mju_mulQuat(both, turn, lean)
         qpos[3:7] = torch.from_numpy(both)
     env.load_state(state)
-    scans = env._fresh_observations()["critic"][:, -POINTS:].numpy()
+    scans = env.observe()["critic"][:, -POINTS:].numpy()
     model = env.sim.model
     data = mujoco.MjData(model)
     hit, ground_only = np.zeros(1, dtype=np.int32), np.array([1, 0, 0, 0, 0, 0], dtype=np.uint8)
@@ -191,11 +193,11 @@ def test_the_scan_is_what_rays_find_in_the_trunks_heading():
     assert np.ptp(scans, axis=1).min() > 0.01
 
 
-def test_the_policy_sees_the_scan_with_noise_and_the_critic_without():
-    loud, quiet = (RobotEnv(dataclasses.replace(QUIET, noise=noise), 16) for noise in (1.0, 0.0))
+def test_only_the_policy_observes_a_noisy_scan():
+    loud, quiet = (RobotEnv(dataclasses.replace(QUIET, observation_noise_scale=noise), 16) for noise in (1.0, 0.0))
     for env in (loud, quiet):
         env.step(stand(env))
-    noisy, clean = (env._fresh_observations() for env in (loud, quiet))
+    noisy, clean = (env.observe() for env in (loud, quiet))
     assert torch.equal(noisy["critic"], clean["critic"])
     assert torch.equal(clean["policy"][:, -POINTS:], clean["critic"][:, -POINTS:])
     off = (noisy["policy"] - clean["policy"])[:, -POINTS:].abs()
@@ -215,7 +217,7 @@ def test_how_high_the_ground_is_makes_no_difference():
     state["sim/qpos"][1, 3:], state["sim/qvel"][1] = state["sim/qpos"][0, 3:].clone(), state["sim/qvel"][0].clone()
     env.load_state(state)
     env.sim.sense()
-    (high, low) = env._fresh_observations()["critic"]
+    (high, low) = env.observe()["critic"]
     torch.testing.assert_close(high[:-POINTS], low[:-POINTS], atol=1e-5, rtol=0.0)
     # Up to a distance: further out are the stairs.
     middle = slice(-POINTS + 28, -POINTS + 49)
@@ -223,8 +225,8 @@ def test_how_high_the_ground_is_makes_no_difference():
     torch.testing.assert_close(low[middle], high[middle], atol=1e-5, rtol=0.0)
 
 
-def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
-    task = Go1VelocityRough(episode_seconds=0.3, first_levels=10)
+def test_a_loaded_state_continues_with_the_same_levels():
+    task = Go1VelocityRough(episode_seconds=0.3, initial_terrain_levels=10)
     first, second = (RobotEnv(task, 6) for _ in range(2))
     drawn, random = levels(first), torch.Generator().manual_seed(0)
     for _ in range(40):
@@ -237,25 +239,25 @@ def test_levels_are_saved_and_the_worlds_go_on_as_they_would_have():
         assert torch.equal(first.step(action).obs["policy"], second.step(action).obs["policy"])
 
 
-def test_levels_travel_with_their_worlds_to_other_ranks():
+def test_levels_stay_with_their_envs_on_other_ranks():
     task = Go1VelocityRough(episode_seconds=0.3)
     alone, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
     halves = [RobotEnv(task, 3, first_env=first) for first in (0, 3)]
     for _ in range(20):
         alone.step(torch.ones(6, 12))
-    for half, worlds in zip(halves, (range(3), range(3, 6)), strict=True):
-        half.load_state(shard(alone.state(), worlds))
+    for half, envs in zip(halves, (range(3), range(3, 6)), strict=True):
+        half.load_state(shard(alone.state(), envs))
     for _ in range(20):
         action = torch.randn(6, 12, generator=random)
         alone.step(action)
         for half, part in zip(halves, action.split(3), strict=True):
             half.step(part)
     together = concatenate([half.state() for half in halves])
-    for name in ("level", "kind", "walked"):
-        assert torch.equal(together[f"memory/{name}"], alone.state()[f"memory/{name}"])
+    for name in ("terrain_level", "terrain_kind", "distance_walked"):
+        assert torch.equal(together[f"task_state/{name}"], alone.state()[f"task_state/{name}"])
 
 
-def test_the_mean_level_is_told():
+def test_the_mean_level_is_logged():
     env = RobotEnv(dataclasses.replace(QUIET, episode_seconds=0.02), 8)
     before = levels(env)
     log = env.step(stand(env)).log
@@ -263,7 +265,10 @@ def test_the_mean_level_is_told():
 
 
 def test_climbing_costs_less_than_hopping_on_flat_ground():
-    rough, flat = RobotEnv(QUIET, 4), RobotEnv(Go1Velocity(noise=0.0, push_seconds=0.0, randomize=False), 4)
+    rough, flat = (
+        RobotEnv(QUIET, 4),
+        RobotEnv(Go1Velocity(observation_noise_scale=0.0, push_seconds=0.0, randomize=False), 4),
+    )
     state = rough.state()
     for env in (rough, flat):
         own = env.state()
@@ -273,24 +278,24 @@ def test_climbing_costs_less_than_hopping_on_flat_ground():
         env.load_state(own)
         env.sim.sense()
     nobody = torch.zeros(4, dtype=torch.bool)
-    ours, theirs = (env.task.reward(env._worlds, nobody) for env in (rough, flat))
+    ours, theirs = (env.task.reward(env.env_state, nobody) for env in (rough, flat))
     assert ours.keys() == theirs.keys()
-    for name, share in {"bounce": 0.25, "tilt": 0.2, "roll": 1.0, "joint_speed": 1.0}.items():
+    for name, share in {"lin_vel_z": 0.25, "flat_orientation": 0.2, "ang_vel_xy": 1.0, "joint_vel": 1.0}.items():
         assert (theirs[name] < 0.0).all()
         torch.testing.assert_close(ours[name], share * theirs[name], atol=1e-6, rtol=1e-4)
 
 
 def test_the_ground_is_wide_enough_for_the_longest_walk():
-    far = Go1VelocityRough(forward_speed=3.0, episode_seconds=60.0)
+    far = Go1VelocityRough(max_forward_speed=3.0, episode_seconds=60.0)
     assert far.terrain.border > 3.0 * 60.0
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"first_levels": 11}, r"--env\.first-levels 11 is more than --env\.levels 10"),
-        ({"first_levels": 0}, r"--env\.first-levels 0 must be at least 1"),
-        ({"forward_speed": -1.0}, r"--env\.forward-speed -1 must be above 0"),
+        ({"initial_terrain_levels": 11}, r"--env\.initial-terrain-levels 11 is more than --env\.terrain-levels 10"),
+        ({"initial_terrain_levels": 0}, r"--env\.initial-terrain-levels 0 must be at least 1"),
+        ({"max_forward_speed": -1.0}, r"--env\.max-forward-speed -1 must be above 0"),
     ],
 )
 def test_a_bad_option_is_refused(options: dict, complaint: str):

@@ -1,1 +1,1 @@
-"""Robots that run forward."""
+"""Tasks in which a robot runs forward."""

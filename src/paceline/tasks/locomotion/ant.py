@@ -1,31 +1,35 @@
 """A four-legged ant runs towards a target."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import ANT
-from paceline.tasks.locomotion.locomotion_task import Running
+from paceline.tasks.locomotion.locomotion_task import LocomotionRewards, LocomotionTask
 from paceline.tasks.registry import TaskEntry
 
 
+def _rewards() -> LocomotionRewards:
+    return LocomotionRewards(alive=0.5, action=-0.005, termination=-2.0)
+
+
 @dataclass(frozen=True)
-class Ant(Running):
+class Ant(LocomotionTask):
     """Gymnasium's ant with the joint ranges, armatures and torques of Isaac-Ant-Direct-v0."""
 
-    fall_height: float = 0.31
-    fall_reward: float = -2.0
-    alive_reward: float = 0.5
-    action_cost: float = 0.005
-    joint_speed_scale: float = 0.2
-    turn_scale: float = 1.0
+    min_height: float = 0.31
+    joint_vel_scale: float = 0.2
+    ang_vel_scale: float = 1.0
+    rewards: LocomotionRewards = field(default_factory=_rewards)
 
     robot = ANT
+    num_actions = len(ANT.joints)
+    num_reset_samples = 2 * num_actions
 
 
 ENTRY = TaskEntry(
     Ant,
     summary="a four-legged ant runs towards a target",
-    # Values reach a thousand, of which a clip of 0.2 would leave nothing to learn in an iteration.
+    # Values reach a thousand: clipped to changes of 0.2, the critic would not learn.
     training=TrainingSettings(
         horizon=16,
         epochs=4,

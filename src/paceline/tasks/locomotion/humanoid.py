@@ -1,32 +1,36 @@
 """A humanoid runs towards a target."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import HUMANOID
-from paceline.tasks.locomotion.locomotion_task import Running
+from paceline.tasks.locomotion.locomotion_task import LocomotionRewards, LocomotionTask
 from paceline.tasks.registry import TaskEntry
 
 
+def _rewards() -> LocomotionRewards:
+    return LocomotionRewards(alive=2.0, action=-0.01, termination=-1.0)
+
+
 @dataclass(frozen=True)
-class Humanoid(Running):
+class Humanoid(LocomotionTask):
     """Gymnasium's humanoid, which has no ankles, with the joint ranges, springs, armatures and torques of
     Isaac-Humanoid-Direct-v0."""
 
-    fall_height: float = 0.8
-    fall_reward: float = -1.0
-    alive_reward: float = 2.0
-    action_cost: float = 0.01
-    joint_speed_scale: float = 0.1
-    turn_scale: float = 0.25
+    min_height: float = 0.8
+    joint_vel_scale: float = 0.1
+    ang_vel_scale: float = 0.25
+    rewards: LocomotionRewards = field(default_factory=_rewards)
 
     robot = HUMANOID
+    num_actions = len(HUMANOID.joints)
+    num_reset_samples = 2 * num_actions
 
 
 ENTRY = TaskEntry(
     Humanoid,
     summary="a humanoid runs towards a target",
-    # Values reach a thousand, of which a clip of 0.2 would leave nothing to learn in an iteration.
+    # Values reach a thousand: clipped to changes of 0.2, the critic would not learn.
     training=TrainingSettings(
         horizon=32,
         learning_rate=5e-4,

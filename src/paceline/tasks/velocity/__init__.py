@@ -1,1 +1,1 @@
-"""Legged robots that follow a velocity command."""
+"""Tasks in which a legged robot follows a velocity command."""
