@@ -312,12 +312,12 @@ def test_a_minibatch_is_shared_among_the_worlds(per_env: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("num_envs", "near"), [(256, 32), (3000, 4), (100_000, 1)])
-def test_a_minibatch_that_does_not_fit_the_worlds_is_refused_with_one_that_does(
+def test_a_minibatch_that_does_not_fit_the_envs_is_rejected_with_one_that_does(
     num_envs: int, near: int, tmp_path: Path
 ):
     file = write(tmp_path, RL_GAMES)
     with pytest.raises(
-        UserError, match=f"learner.yaml: params.config.minibatch_size 16384 does not fit {num_envs} worlds"
+        UserError, match=f"learner.yaml: params.config.minibatch_size 16384 does not fit {num_envs} envs"
     ) as refusal:
         native("rl_games", file, num_envs=num_envs)
     assert f"--rl-games.minibatch-size-per-env {near}, which makes it {near * num_envs}" in str(refusal.value)
