@@ -249,22 +249,6 @@ def above_zero(flag: str, value: float, most: float = math.inf) -> None:
         raise UserError(f"{flag} {value:g} must be at most {most:g}")
 
 
-def within_unit(flag: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise UserError(f"{flag} {value:g} must be between 0 and 1")
-
-
-def not_negative(flag: str, value: float) -> None:
-    if not 0.0 <= value < math.inf:
-        raise UserError(f"{flag} {value:g} must not be negative, and finite")
-
-
-def physics_rate(flag: str, value: float) -> None:
-    lowest, highest = PHYSICS_RATES
-    if not lowest <= value <= highest:
-        raise UserError(f"{flag} {value:g} must be between {lowest:g} and {highest:g} physics steps per second")
-
-
 def finite(flag: str, value: float) -> None:
     if not abs(value) <= LARGEST_NUMBER:
         raise UserError(f"{flag} {value:g} must be between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}")
@@ -281,6 +265,12 @@ def widths(flag: str, value: tuple[int, ...]) -> None:
         raise UserError(f"{flag} {given} are {weights} weights between hidden layers: at most {MOST_WEIGHTS}")
 
 
+def _check_order(flag: str, value: tuple[float, float]) -> None:
+    low, high = value
+    if low > high:
+        raise UserError(f"{flag} {low:g} {high:g} must be a minimum and a maximum")
+
+
 Count = Annotated[int, Ge(1), Le(LARGEST_COUNT)]
 PerIteration = Annotated[int, Ge(1), Le(MOST_PER_ITERATION)]
 """Number of steps, epochs or minibatches per iteration."""
@@ -289,32 +279,8 @@ NonNegative = Annotated[float, Ge(0)]
 UnitInterval = Annotated[float, Interval(ge=0, le=1)]
 PhysicsRate = Annotated[float, Interval(ge=PHYSICS_RATES[0], le=PHYSICS_RATES[1])]
 """Number of physics steps per second."""
+Range = Annotated[tuple[float, float], Check(_check_order)]
+"""Minimum and maximum of a range."""
+NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], Check(_check_order)]
 LayerWidths = Annotated[tuple[int, ...], Check(widths)]
 """Widths of the hidden layers of a network."""
-
-
-def options(function: Callable[[str, Any], None], task: Any, *names: str) -> None:
-    """Apply a check to some options of a task."""
-    for name in names:
-        function(f"--env.{name.replace('_', '-')}", getattr(task, name))
-
-
-def finite_options(task: Any, flag: str = "--env") -> None:
-    """Check all numbers among the options of a task with `finite`, also those in groups of options and in ranges."""
-    for option in dataclasses.fields(task):
-        value, name = getattr(task, option.name), f"{flag}.{option.name.replace('_', '-')}"
-        if dataclasses.is_dataclass(value):
-            finite_options(value, name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float):
-                finite(name, number)
-
-
-def ordered_options(task: Any, group: str) -> None:
-    """Check that each range in a group of options is a minimum and a maximum."""
-    ranges = getattr(task, group)
-    for option in dataclasses.fields(ranges):
-        low, high = getattr(ranges, option.name)
-        if low > high:
-            flag = f"--env.{group}.{option.name.replace('_', '-')}"
-            raise UserError(f"{flag} {low:g} {high:g} must be a minimum and a maximum")

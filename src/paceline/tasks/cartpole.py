@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.env.task import EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.registry import TaskEntry
-from paceline.validation import above_zero, finite_options, options, physics_rate
+from paceline.validation import PhysicsRate, Positive, check
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Cartpole(Task):
     """Time limit of an episode, s; above 0."""
     decimation: int = 2
     """Number of physics steps per control step, at least 1."""
-    physics_hz: float = 120.0
+    physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
-    max_force: float = 100.0
+    max_force: Positive = 100.0
     """Force on the cart at an action of 1, N; above 0. Actions are clamped to -1 to 1."""
-    max_cart_pos: float = 3.0
+    max_cart_pos: Positive = 3.0
     """Maximum distance of the cart from the center, m; above 0. Beyond it the episode ends."""
-    initial_pole_angle: float = 0.25 * math.pi
+    initial_pole_angle: Positive = 0.25 * math.pi
     """Maximum angle of the pole at the start of an episode, rad; above 0."""
-    max_pole_angle: float = 0.5 * math.pi
+    max_pole_angle: Positive = 0.5 * math.pi
     """Maximum angle of the pole, rad; above 0. Beyond it the episode ends."""
     rewards: CartpoleRewards = field(default_factory=CartpoleRewards)
 
@@ -53,9 +53,7 @@ class Cartpole(Task):
     num_reset_samples = 1
 
     def __post_init__(self) -> None:
-        options(above_zero, self, "max_force", "max_cart_pos", "initial_pole_angle", "max_pole_angle")
-        options(physics_rate, self, "physics_hz")
-        finite_options(self)
+        check(self, "--env.")
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""

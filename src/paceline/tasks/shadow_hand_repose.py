@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import mujoco
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
@@ -13,7 +14,7 @@ from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
 from paceline.tasks.registry import TaskEntry
 from paceline.tensors import rotations
-from paceline.validation import above_zero, finite_options, not_negative, options, physics_rate, within_unit
+from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval, check
 
 _JOINTS = len(shadow_hand.JOINTS)
 # Columns of the cube in `qpos` and `qvel`, after the joints of the hand.
@@ -47,24 +48,24 @@ class ShadowHandRepose(Task):
     """Time limit of an episode, s; above 0."""
     decimation: int = 2
     """Number of physics steps per control step, at least 1."""
-    physics_hz: float = 120.0
+    physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     policy_observations: Literal["state", "fingertips"] = "state"
     """Observations of the policy: all 157 numbers of the state, or 42 that cameras could provide, which are the
     positions of fingertips and cube, the rotation from cube to goal, and the latest action. The critic observes the
     state and the forces on the fingertips in both cases."""
-    success_tolerance: float = 0.1
+    success_tolerance: Positive = 0.1
     """Maximum angle between the cube and its goal at which the goal is reached, rad; above 0."""
-    action_moving_average: float = 1.0
+    action_moving_average: Annotated[float, Gt(0), Le(1)] = 1.0
     """Weight of the newest action in the moving average that the joint targets follow, above 0 to 1. After a reset the
     targets are zero."""
-    fall_distance: float = 0.24
+    fall_distance: Positive = 0.24
     """Distance of the cube from its place on the palm at which the episode ends, m; above 0."""
-    reward_scale: float = 0.01
+    reward_scale: Positive = 0.01
     """Factor of all rewards, above 0."""
-    reset_position_noise: float = 0.01
+    reset_position_noise: NonNegative = 0.01
     """Maximum offset of the initial position of the cube along each axis, m; at least 0."""
-    reset_joint_pos_noise: float = 0.2
+    reset_joint_pos_noise: UnitInterval = 0.2
     """Fraction of the joint ranges from which the initial joint angles are sampled, 0 to 1."""
     rewards: ShadowHandRewards = field(default_factory=ShadowHandRewards)
 
@@ -73,12 +74,7 @@ class ShadowHandRepose(Task):
     num_step_samples = 2
 
     def __post_init__(self) -> None:
-        positive = "success_tolerance", "fall_distance", "reward_scale", "action_moving_average"
-        options(above_zero, self, *positive)
-        options(physics_rate, self, "physics_hz")
-        finite_options(self)
-        options(within_unit, self, "action_moving_average", "reset_joint_pos_noise")
-        options(not_negative, self, "reset_position_noise")
+        check(self, "--env.")
 
     def model(self) -> mujoco.MjModel:
         return shadow_hand.scene(self.physics_hz).compile()

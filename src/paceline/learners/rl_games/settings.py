@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
-from paceline.learners.settings import flag, with_overrides
-from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, not_negative, widths, within_unit
+from paceline.learners.settings import with_overrides
+from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval, check
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class RlGamesSettings:
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
 
-    horizon_length: int = 24
+    horizon_length: PerIteration = 24
     """Number of steps per env and iteration; at least 1."""
-    minibatch_size_per_env: int = 6
+    minibatch_size_per_env: PerIteration = 6
     """Number of samples per env in a minibatch, which has all steps of some envs. Must divide the horizon."""
-    mini_epochs: int = 5
+    mini_epochs: PerIteration = 5
     """Number of passes over the samples of an iteration; at least 1."""
-    units: tuple[int, ...] = (256, 128, 64)
+    units: LayerWidths = (256, 128, 64)
     """Widths of the hidden layers."""
     activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = "elu"
     """Activation function of the hidden layers."""
@@ -38,35 +38,35 @@ class RlGamesSettings:
     """Standardize advantages over the rollout."""
     value_bootstrap: bool = True
     """Bootstrap the value of an episode that the time limit ended."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Learning rate at the start; above 0."""
     lr_schedule: Literal["adaptive", "linear", "none"] = "adaptive"
     """Schedule of the learning rate: adapted to the KL divergence, falling linearly, or constant (none)."""
     schedule_type: Literal["legacy", "standard"] = "legacy"
     """With the adaptive schedule: adapt after each minibatch (legacy) or after each epoch (standard)."""
-    kl_threshold: float = 0.01
+    kl_threshold: Positive = 0.01
     """With the adaptive schedule: KL divergence at which the learning rate aims; above 0."""
     max_epochs: int = -1
     """With the linear schedule: number of iterations over which the learning rate falls almost to 0."""
-    gamma: float = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor of future rewards; 0 to 1."""
-    tau: float = 0.95
+    tau: UnitInterval = 0.95
     """Decay of generalized advantage estimation, often called lambda; 0 to 1."""
-    e_clip: float = 0.2
+    e_clip: Positive = 0.2
     """Clipping range of the probability ratio, and of the change of the value; above 0."""
     clip_value: bool = True
     """Clip the change of the value in the value loss."""
-    critic_coef: float = 2.0
+    critic_coef: NonNegative = 2.0
     """Weight of the value loss, which RL-Games halves; at least 0."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus; at least 0."""
-    bounds_loss_coef: float = 0.0
+    bounds_loss_coef: NonNegative = 0.0
     """Weight of the penalty for mean actions outside -1.1 to 1.1; at least 0."""
-    grad_norm: float = 1.0
+    grad_norm: Positive = 1.0
     """Norm to which the gradient is clipped if `truncate_grads` is set; above 0."""
     truncate_grads: bool = True
     """Clip the norm of the gradient."""
-    reward_scale: float = 1.0
+    reward_scale: Positive = 1.0
     """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
     @property
@@ -101,8 +101,7 @@ class RlGamesSettings:
         return with_overrides(settings, training, "rl_games")
 
     def check(self) -> None:
-        for name in ("horizon_length", "minibatch_size_per_env", "mini_epochs"):
-            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
+        check(self, f"--{self.flags}.")
         if self.horizon_length % self.minibatch_size_per_env:
             raise UserError(
                 f"--rl-games.minibatch-size-per-env {self.minibatch_size_per_env} does not divide "
@@ -113,10 +112,3 @@ class RlGamesSettings:
                 f"--rl-games.lr-schedule linear with --rl-games.max-epochs {self.max_epochs}: "
                 "give the iterations over which the learning rate falls"
             )
-        widths(flag(self, "units"), self.units)
-        for name in ("learning_rate", "kl_threshold", "e_clip", "grad_norm", "reward_scale"):
-            above_zero(flag(self, name), getattr(self, name))
-        for name in ("gamma", "tau"):
-            within_unit(flag(self, name), getattr(self, name))
-        for name in ("critic_coef", "entropy_coef", "bounds_loss_coef"):
-            not_negative(flag(self, name), getattr(self, name))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
 
 from paceline.env.training_settings import TrainingSettings
-from paceline.learners.settings import flag, with_overrides
-from paceline.validation import MOST_PER_ITERATION, above_zero, at_least_one, not_negative, widths, within_unit
+from paceline.learners.settings import with_overrides
+from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval, check
 
 
 @dataclass(frozen=True)
@@ -17,41 +17,41 @@ class RslRlSettings:
     minibatches_field: ClassVar[str] = "num_mini_batches"
     fixed: ClassVar[tuple[str, ...]] = ("hidden_dims", "activation", "obs_normalization", "init_std", "std_type")
 
-    num_steps_per_env: int = 24
+    num_steps_per_env: PerIteration = 24
     """Number of steps per env and iteration; at least 1."""
-    hidden_dims: tuple[int, ...] = (256, 128, 64)
+    hidden_dims: LayerWidths = (256, 128, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Literal["elu", "relu", "tanh", "selu", "lrelu", "sigmoid"] = "elu"
     """Activation function of the hidden layers."""
     obs_normalization: bool = True
     """Normalize observations by their running mean and standard deviation."""
-    init_std: float = 1.0
+    init_std: Positive = 1.0
     """Standard deviation of the action noise at the start; above 0."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter that is learned for the action noise: its standard deviation (scalar) or the logarithm of it (log)."""
-    num_learning_epochs: int = 5
+    num_learning_epochs: PerIteration = 5
     """Number of passes over the samples of an iteration; at least 1."""
-    num_mini_batches: int = 4
+    num_mini_batches: PerIteration = 4
     """Number of minibatches per epoch; at least 1."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Learning rate at the start, above 0. With the adaptive schedule it stays between 1e-5 and 1e-2."""
     schedule: Literal["adaptive", "fixed"] = "adaptive"
     """Adapt the learning rate to the KL divergence (adaptive), or keep it constant (fixed)."""
-    desired_kl: float = 0.01
+    desired_kl: Positive = 0.01
     """KL divergence per minibatch at which the adaptive learning rate aims; above 0."""
-    gamma: float = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor of future rewards; 0 to 1."""
-    lam: float = 0.95
+    lam: UnitInterval = 0.95
     """Decay of generalized advantage estimation; 0 to 1."""
-    clip_param: float = 0.2
+    clip_param: Positive = 0.2
     """Clipping range of the probability ratio, and of the change of the value; above 0."""
     use_clipped_value_loss: bool = True
     """Clip the change of the value in the value loss."""
-    value_loss_coef: float = 1.0
+    value_loss_coef: NonNegative = 1.0
     """Weight of the value loss; at least 0."""
-    entropy_coef: float = 0.005
+    entropy_coef: NonNegative = 0.005
     """Weight of the entropy bonus; at least 0."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     normalize_advantage_per_mini_batch: bool = False
     """Standardize advantages over each minibatch instead of over the rollout."""
@@ -88,12 +88,4 @@ class RslRlSettings:
         return with_overrides(settings, training, "rsl_rl")
 
     def check(self) -> None:
-        for name in ("num_steps_per_env", "num_learning_epochs", "num_mini_batches"):
-            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
-        widths(flag(self, "hidden_dims"), self.hidden_dims)
-        for name in ("init_std", "learning_rate", "desired_kl", "clip_param", "max_grad_norm"):
-            above_zero(flag(self, name), getattr(self, name))
-        for name in ("gamma", "lam"):
-            within_unit(flag(self, name), getattr(self, name))
-        for name in ("value_loss_coef", "entropy_coef"):
-            not_negative(flag(self, name), getattr(self, name))
+        check(self, f"--{self.flags}.")

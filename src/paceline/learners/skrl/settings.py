@@ -5,16 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
 
 from paceline.env.training_settings import TrainingSettings
-from paceline.learners.settings import flag, with_overrides
-from paceline.validation import (
-    MOST_PER_ITERATION,
-    above_zero,
-    at_least_one,
-    finite,
-    not_negative,
-    widths,
-    within_unit,
-)
+from paceline.learners.settings import with_overrides
+from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval, check
 
 
 @dataclass(frozen=True)
@@ -32,37 +24,37 @@ class SkrlSettings:
         "value_normalization",
     )
 
-    rollouts: int = 24
+    rollouts: PerIteration = 24
     """Number of steps per env and iteration; at least 1."""
-    learning_epochs: int = 5
+    learning_epochs: PerIteration = 5
     """Number of passes over the samples of an iteration; at least 1."""
-    mini_batches: int = 4
+    mini_batches: PerIteration = 4
     """Number of minibatches per epoch; at least 1."""
-    layers: tuple[int, ...] = (256, 128, 64)
+    layers: LayerWidths = (256, 128, 64)
     """Widths of the hidden layers of policy and value."""
     activations: Literal["elu", "relu", "tanh"] = "elu"
     """Activation function of the hidden layers."""
     initial_log_std: float = 0.0
     """Logarithm of the standard deviation of the action noise at the start."""
-    learning_rate: float = 1e-3
+    learning_rate: Positive = 1e-3
     """Learning rate at the start; above 0."""
     learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = "KLAdaptiveLR"
     """Adapt the learning rate to the KL divergence (KLAdaptiveLR), or keep it constant (none)."""
-    kl_threshold: float = 0.01
+    kl_threshold: Positive = 0.01
     """KL divergence at which the scheduler of the learning rate aims; above 0."""
-    discount_factor: float = 0.99
+    discount_factor: UnitInterval = 0.99
     """Discount factor of future rewards, often called gamma; 0 to 1."""
-    gae_lambda: float = 0.95
+    gae_lambda: UnitInterval = 0.95
     """Decay of generalized advantage estimation; 0 to 1."""
-    ratio_clip: float = 0.2
+    ratio_clip: Positive = 0.2
     """Clipping range of the probability ratio; above 0."""
-    value_clip: float = 0.2
+    value_clip: NonNegative = 0.2
     """Clipping range of the change of the value in the value loss; 0 turns clipping off."""
-    entropy_loss_scale: float = 0.0
+    entropy_loss_scale: NonNegative = 0.0
     """Weight of the entropy bonus; at least 0."""
-    value_loss_scale: float = 2.0
+    value_loss_scale: NonNegative = 2.0
     """Weight of the value loss; at least 0."""
-    grad_norm_clip: float = 1.0
+    grad_norm_clip: Positive = 1.0
     """Norm to which the gradient is clipped; above 0."""
     observation_normalization: bool = True
     """Normalize observations by their running mean and standard deviation."""
@@ -70,7 +62,7 @@ class SkrlSettings:
     """Normalize values and returns by their running mean and standard deviation."""
     time_limit_bootstrap: bool = True
     """Bootstrap the value of an episode that the time limit ended, from its last observation."""
-    rewards_shaper_scale: float = 1.0
+    rewards_shaper_scale: Positive = 1.0
     """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
     @property
@@ -106,13 +98,4 @@ class SkrlSettings:
         return with_overrides(settings, training, "skrl")
 
     def check(self) -> None:
-        for name in ("rollouts", "learning_epochs", "mini_batches"):
-            at_least_one(flag(self, name), getattr(self, name), MOST_PER_ITERATION)
-        widths(flag(self, "layers"), self.layers)
-        for name in ("learning_rate", "kl_threshold", "ratio_clip", "grad_norm_clip", "rewards_shaper_scale"):
-            above_zero(flag(self, name), getattr(self, name))
-        for name in ("discount_factor", "gae_lambda"):
-            within_unit(flag(self, name), getattr(self, name))
-        for name in ("value_clip", "entropy_loss_scale", "value_loss_scale"):
-            not_negative(flag(self, name), getattr(self, name))
-        finite(flag(self, "initial_log_std"), self.initial_log_std)
+        check(self, f"--{self.flags}.")

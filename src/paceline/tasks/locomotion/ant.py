@@ -6,6 +6,7 @@ from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import ANT
 from paceline.tasks.locomotion.locomotion_task import LocomotionRewards, LocomotionTask
 from paceline.tasks.registry import TaskEntry
+from paceline.validation import Positive
 
 
 def _rewards() -> LocomotionRewards:
@@ -16,9 +17,9 @@ def _rewards() -> LocomotionRewards:
 class Ant(LocomotionTask):
     """Gymnasium's ant with the joint ranges, armatures and torques of Isaac-Ant-Direct-v0."""
 
-    min_height: float = 0.31
-    joint_vel_scale: float = 0.2
-    ang_vel_scale: float = 1.0
+    min_height: Positive = 0.31
+    joint_vel_scale: Positive = 0.2
+    ang_vel_scale: Positive = 1.0
     rewards: LocomotionRewards = field(default_factory=_rewards)
 
     robot = ANT

@@ -6,6 +6,7 @@ from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import HUMANOID
 from paceline.tasks.locomotion.locomotion_task import LocomotionRewards, LocomotionTask
 from paceline.tasks.registry import TaskEntry
+from paceline.validation import Positive
 
 
 def _rewards() -> LocomotionRewards:
@@ -17,9 +18,9 @@ class Humanoid(LocomotionTask):
     """Gymnasium's humanoid, which has no ankles, with the joint ranges, springs, armatures and torques of
     Isaac-Humanoid-Direct-v0."""
 
-    min_height: float = 0.8
-    joint_vel_scale: float = 0.1
-    ang_vel_scale: float = 0.25
+    min_height: Positive = 0.8
+    joint_vel_scale: Positive = 0.1
+    ang_vel_scale: Positive = 0.25
     rewards: LocomotionRewards = field(default_factory=_rewards)
 
     robot = HUMANOID

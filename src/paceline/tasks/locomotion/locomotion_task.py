@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState, Task
 from paceline.robots.gymnasium_robots import PHYSICS_HZ, GymnasiumRobot, scene
-from paceline.validation import above_zero, finite_options, options
+from paceline.validation import Positive, check
 
 _TARGET_DISTANCE = 1000.0
 """Distance of the target from the origin along the x axis, m."""
@@ -63,11 +63,11 @@ class LocomotionTask(Task):
 
     robot: ClassVar[GymnasiumRobot]
 
-    min_height: float
+    min_height: Positive
     """Minimum height of the torso, m; above 0. Below it the episode ends."""
-    joint_vel_scale: float
+    joint_vel_scale: Positive
     """Factor of the joint velocities in observations and in the energy reward; above 0."""
-    ang_vel_scale: float
+    ang_vel_scale: Positive
     """Factor of the torso's angular velocity in observations; above 0."""
     rewards: LocomotionRewards
     episode_seconds: float = 15.0
@@ -76,8 +76,7 @@ class LocomotionTask(Task):
     """Number of physics steps per control step, at least 1."""
 
     def __post_init__(self) -> None:
-        options(above_zero, self, "min_height", "joint_vel_scale", "ang_vel_scale")
-        finite_options(self)
+        check(self, "--env.")
 
     def model(self) -> mujoco.MjModel:
         return scene(self.robot).compile()

@@ -11,8 +11,8 @@ from paceline.env.task import EnvState, ResetState
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.legged import G1
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.velocity.velocity_task import VelocityTask, num_samples
-from paceline.validation import above_zero, options
+from paceline.tasks.velocity.velocity_task import Fraction, VelocityTask, num_samples
+from paceline.validation import Positive
 
 # Weight of each joint in the reward term `posture`: small for the joints that walk, larger for all others.
 _POSTURE = {"hip_pitch": 0.02, "knee": 0.02, "ankle_pitch": 0.02, "ankle_roll": 0.2, "wrist": 0.1, "elbow": 0.2}
@@ -69,9 +69,9 @@ class G1Rewards:
 class G1Velocity(VelocityTask):
     """A command is the velocity of the pelvis forward and to the left, and its yaw rate. A clock sets the gait."""
 
-    initial_command_scale: float = 0.5
+    initial_command_scale: Fraction = 0.5
     """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
-    stride_seconds: float = 0.8
+    stride_seconds: Positive = 0.8
     """Period of the gait, one step of each foot, s; above 0."""
     min_upright: float = 0.6
     """Minimum cosine of the pelvis's tilt, -1 to 1. Below it the episode ends."""
@@ -82,10 +82,6 @@ class G1Velocity(VelocityTask):
     legged = G1
     num_actions = 29
     num_reset_samples, num_step_samples = num_samples(num_actions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        options(above_zero, self, "stride_seconds")
 
     def model(self) -> mujoco.MjModel:
         return G1.scene(self.robot).compile()

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
-from typing import Self
+from typing import Annotated, Self
 
 import mujoco
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState
@@ -17,11 +17,10 @@ from paceline.robots.legged import GO1
 from paceline.robots.terrain import KINDS, Terrain
 from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity.go1_velocity import Go1Rewards, Go1Velocity
-from paceline.validation import at_least_one, not_negative, options
 
 # Points of the height scan: meters ahead of the trunk and to its left.
 _SCAN = tuple(product([round(0.15 * i, 2) for i in range(-5, 6)], [round(0.15 * i, 2) for i in range(-3, 4)]))
-_MAX_LEVELS = 100
+_Levels = Annotated[int, Ge(1), Le(100)]
 _MAX_BORDER = 1e6
 """Maximum width of the flat border around the terrain, m."""
 _SCAN_NOISE = 0.05
@@ -39,13 +38,13 @@ class Go1VelocityRough(Go1Velocity):
     a level higher, a robot that falls or stays behind a level lower, and a robot that masters the last level at a
     random level."""
 
-    terrain_levels: int = 10
+    terrain_levels: _Levels = 10
     """Number of levels of difficulty, 1 to 100. Each level has a patch of every kind of terrain."""
-    initial_terrain_levels: int = 4
+    initial_terrain_levels: _Levels = 4
     """Number of easiest levels from which the first level is sampled, 1 to terrain-levels."""
     curriculum: bool = True
     """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
-    terrain_seed: int = 0
+    terrain_seed: Annotated[int, Ge(0)] = 0
     """Seed of the random parts of the terrain, at least 0."""
     rewards: Go1Rewards = field(default_factory=_rewards)
 
@@ -54,8 +53,6 @@ class Go1VelocityRough(Go1Velocity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        options(partial(at_least_one, most=_MAX_LEVELS), self, "terrain_levels", "initial_terrain_levels")
-        options(not_negative, self, "terrain_seed")
         if self.initial_terrain_levels > self.terrain_levels:
             raise UserError(
                 f"--env.initial-terrain-levels {self.initial_terrain_levels} is more than --env.terrain-levels "

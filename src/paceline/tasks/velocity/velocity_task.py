@@ -2,10 +2,10 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
@@ -14,18 +14,17 @@ from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
 from paceline.errors import UserError
 from paceline.robots.legged import LeggedRobot
 from paceline.validation import (
-    above_zero,
-    at_least_one,
-    finite_options,
-    not_negative,
-    options,
-    ordered_options,
-    within_unit,
+    NonNegative,
+    NonNegativeRange,
+    Positive,
+    Range,
+    UnitInterval,
+    check,
 )
 
 _TIMESTEP = 0.005
-_MAX_SPEED = 100.0
-"""Limit of the command options, m/s and rad/s."""
+_Speed = Annotated[float, Gt(0), Le(100)]
+Fraction = Annotated[float, Gt(0), Le(1)]
 # Samples for a command: whether to resample it, three velocities, whether to stand. Samples for a push: whether to
 # push, six velocities.
 _COMMAND_SAMPLES, _PUSH_SAMPLES = 5, 7
@@ -47,13 +46,13 @@ def _num_sensed(joints: int) -> int:
 class RandomizationRanges:
     """Ranges from which properties of the robot are sampled uniformly, for each env."""
 
-    friction: tuple[float, float] = (0.4, 1.2)
+    friction: NonNegativeRange = (0.4, 1.2)
     """Minimum and maximum sliding friction of the feet, at least 0. Sampled in every episode."""
-    base_mass: tuple[float, float] = (-1.0, 2.0)
+    base_mass: Range = (-1.0, 2.0)
     """Minimum and maximum mass that is added to the base, kg. Sampled once per env."""
-    base_com: tuple[float, float] = (-0.03, 0.03)
+    base_com: Range = (-0.03, 0.03)
     """Minimum and maximum forward offset of the base's center of mass, m. Sampled once per env."""
-    motor_strength: tuple[float, float] = (0.9, 1.1)
+    motor_strength: NonNegativeRange = (0.9, 1.1)
     """Minimum and maximum factor of each motor's gains, at least 0. Sampled once per env."""
 
 
@@ -70,27 +69,27 @@ class VelocityTask(Task):
     """Time limit of an episode, s; above 0."""
     decimation: int = 4
     """Number of physics steps of 5 ms per control step, at least 1."""
-    max_forward_speed: float = 1.0
+    max_forward_speed: _Speed = 1.0
     """Maximum commanded speed forward and backward, m/s; above 0, at most 100."""
-    max_lateral_speed: float = 0.5
+    max_lateral_speed: _Speed = 0.5
     """Maximum commanded speed to the left and to the right, m/s; above 0, at most 100."""
-    max_yaw_rate: float = 1.0
+    max_yaw_rate: _Speed = 1.0
     """Maximum commanded yaw rate in both directions, rad/s; above 0, at most 100."""
-    initial_command_scale: float = 1.0
+    initial_command_scale: Fraction = 1.0
     """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
-    standing_fraction: float = 0.1
+    standing_fraction: UnitInterval = 0.1
     """Fraction of the commands that are zero, 0 to 1."""
-    command_seconds: float = 5.0
+    command_seconds: Positive = 5.0
     """Mean time until a new command is sampled, s; above 0."""
-    push_seconds: float = 8.0
+    push_seconds: NonNegative = 8.0
     """Mean time between pushes, s; 0 disables pushes."""
-    max_push_speed: float = 0.5
+    max_push_speed: NonNegative = 0.5
     """Maximum change of the base velocity by a push, m/s and rad/s; at least 0."""
-    action_scale: float = 0.25
+    action_scale: Positive = 0.25
     """Fraction of a joint's maximum torque that an action of 1 commands at rest; above 0."""
-    observation_noise_scale: float = 1.0
+    observation_noise_scale: NonNegative = 1.0
     """Factor of the observation noise, at least 0; 0 disables it."""
-    history: int = 1
+    history: Annotated[int, Ge(1), Le(MAX_HISTORY_STEPS)] = 1
     """Number of successive observations that the policy receives, 1 to 1000."""
     delay: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the observations of the policy, in control steps, 0 to 1000."""
@@ -101,17 +100,7 @@ class VelocityTask(Task):
     """Path of an MJCF model of the same robot family, which replaces the built-in model."""
 
     def __post_init__(self) -> None:
-        speeds = "max_forward_speed", "max_lateral_speed", "max_yaw_rate"
-        options(partial(above_zero, most=_MAX_SPEED), self, *speeds)
-        options(above_zero, self, "command_seconds", "action_scale", "initial_command_scale")
-        options(within_unit, self, "initial_command_scale", "standing_fraction")
-        options(not_negative, self, "observation_noise_scale", "push_seconds", "max_push_speed")
-        options(partial(at_least_one, most=MAX_HISTORY_STEPS), self, "history")
-        finite_options(self)
-        ordered_options(self, "randomization")
-        for name in ("friction", "motor_strength"):
-            low, _ = getattr(self.randomization, name)
-            not_negative(f"--env.randomization.{name.replace('_', '-')}", low)
+        check(self, "--env.")
         if not is_valid_delay(self.delay):
             low, high = self.delay
             raise UserError(
