@@ -183,16 +183,22 @@ class Check:
     function: Callable[[str, Any], None]
 
 
-def check(instance: Any, prefix: str) -> None:
+def check(instance: Any, prefix: str, bounded: bool = False) -> None:
     """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
     names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too. A
-    float without constraints must be between -1e9 and 1e9."""
+    float without constraints, or with `bounded` every float, must be between -1e9 and 1e9."""
     hints = get_type_hints(type(instance), include_extras=True)
     for field in dataclasses.fields(instance):
-        _check_value(f"{prefix}{field.name.replace('_', '-')}", getattr(instance, field.name), hints[field.name])
+        flag = f"{prefix}{field.name.replace('_', '-')}"
+        _check_value(flag, getattr(instance, field.name), hints[field.name], bounded)
 
 
-def _check_value(flag: str, value: Any, hint: Any) -> None:
+def check_options(task: Any) -> None:
+    """Check the options of a task, see `check`."""
+    check(task, "--env.", bounded=True)
+
+
+def _check_value(flag: str, value: Any, hint: Any, bounded: bool) -> None:
     if value is None:
         return
     plain, constraints = _constraints(hint)
@@ -202,11 +208,11 @@ def _check_value(flag: str, value: Any, hint: Any) -> None:
         else:
             _check_number(flag, value, constraint)
     if dataclasses.is_dataclass(value):
-        check(value, f"{flag}.")
+        check(value, f"{flag}.", bounded)
     elif isinstance(value, (tuple, list)):
         for item, item_hint in zip(value, _item_types(plain, len(value)), strict=True):
-            _check_value(flag, item, item_hint)
-    elif isinstance(value, float) and not constraints:
+            _check_value(flag, item, item_hint, bounded)
+    elif isinstance(value, float) and (bounded or not constraints):
         finite(flag, value)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.env.task import EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.registry import TaskEntry
-from paceline.validation import PhysicsRate, Positive, check
+from paceline.validation import PhysicsRate, Positive, check_options
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Cartpole(Task):
     num_reset_samples = 1
 
     def __post_init__(self) -> None:
-        check(self, "--env.")
+        check_options(self)
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""

@@ -14,7 +14,7 @@ from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
 from paceline.tasks.registry import TaskEntry
 from paceline.tensors import rotations
-from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval, check
+from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval, check_options
 
 _JOINTS = len(shadow_hand.JOINTS)
 # Columns of the cube in `qpos` and `qvel`, after the joints of the hand.
@@ -74,7 +74,7 @@ class ShadowHandRepose(Task):
     num_step_samples = 2
 
     def __post_init__(self) -> None:
-        check(self, "--env.")
+        check_options(self)
 
     def model(self) -> mujoco.MjModel:
         return shadow_hand.scene(self.physics_hz).compile()

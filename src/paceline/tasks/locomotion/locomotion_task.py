@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState, Task
 from paceline.robots.gymnasium_robots import PHYSICS_HZ, GymnasiumRobot, scene
-from paceline.validation import Positive, check
+from paceline.validation import Positive, check_options
 
 _TARGET_DISTANCE = 1000.0
 """Distance of the target from the origin along the x axis, m."""
@@ -76,7 +76,7 @@ class LocomotionTask(Task):
     """Number of physics steps per control step, at least 1."""
 
     def __post_init__(self) -> None:
-        check(self, "--env.")
+        check_options(self)
 
     def model(self) -> mujoco.MjModel:
         return scene(self.robot).compile()

@@ -19,7 +19,7 @@ from paceline.validation import (
     Positive,
     Range,
     UnitInterval,
-    check,
+    check_options,
 )
 
 _TIMESTEP = 0.005
@@ -100,7 +100,7 @@ class VelocityTask(Task):
     """Path of an MJCF model of the same robot family, which replaces the built-in model."""
 
     def __post_init__(self) -> None:
-        check(self, "--env.")
+        check_options(self)
         if not is_valid_delay(self.delay):
             low, high = self.delay
             raise UserError(
