@@ -13,7 +13,7 @@ export PYTHON
 
 # The fast part of the tests, for daily work.
 QUICK := tests/env tests/tensors tests/run tests/learners/ppo tests/tasks/test_cartpole.py tests/tasks/test_registry.py \
-	tests/test_build.py tests/test_plan.py tests/test_train.py tests/test_validation.py
+	tests/training tests/test_train.py tests/test_validation.py
 
 .PHONY: help train test quick check format bench lock clean
 .DELETE_ON_ERROR:

@@ -19,13 +19,13 @@ from pathlib import Path
 import rates
 import torch
 
-from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.learners.learner import settings_of
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.training.build import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80

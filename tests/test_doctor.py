@@ -22,7 +22,7 @@ from paceline.distributed.network_check import missing_interfaces
 from paceline.distributed.rank import Rank
 from paceline.doctor import Finding, examine
 from paceline.errors import UserError
-from paceline.memory_estimate import min_bytes
+from paceline.training.memory_estimate import min_bytes
 from tests.distributed.ranks import free_port, variables
 
 WORKER = """

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.vec_env import TensorSpec
@@ -24,6 +23,7 @@ from paceline.learners.networks import Policy
 from paceline.learners.ppo import Ppo
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
+from paceline.training.build import build
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

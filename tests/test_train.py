@@ -13,7 +13,6 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from paceline.build import resolve
 from paceline.env.task import EnvState
 from paceline.errors import UserError
 from paceline.run import checkpoint
@@ -21,6 +20,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
 from paceline.train import TrainingFailedError, train
+from paceline.training.build import resolve
 
 SETTINGS = {"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
 CONFIG = TrainConfig(

@@ -27,12 +27,12 @@ from paceline.distributed.group import Group, differences, interface_of, local_a
 from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces
 from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
 from paceline.errors import UserError
-from paceline.memory_estimate import min_bytes
 from paceline.run.directory import RUNS
 from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
 from paceline.tasks.registry import Entry
+from paceline.training.memory_estimate import min_bytes
 
 Status = Literal["ok", "advice", "fails"]
 

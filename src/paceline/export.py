@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.build import playable
 from paceline.errors import UserError, unknown
 from paceline.learners.networks import Policy
 from paceline.run.directory import write_atomically
+from paceline.training.build import playable
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.build import fingerprint, resolve
 from paceline.device.cpu import tune_torch
 from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError, Watch
@@ -21,15 +20,16 @@ from paceline.distributed.launch_record import LaunchRecord, merged, this_launch
 from paceline.distributed.rank import Rank, die_with_launcher, this_rank, under_elastic_agent
 from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
-from paceline.header import Member, print_header, this_member
 from paceline.learners.settings import Settings, check_samples
-from paceline.plan import load_start, make_plan
 from paceline.process.interrupts import STOP_NOTICE, Interrupts, ignore
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.run.versions import versions
-from paceline.session import NonFiniteError, Session
+from paceline.training.build import fingerprint, resolve
+from paceline.training.header import Member, print_header, this_member
+from paceline.training.plan import load_start, make_plan
+from paceline.training.session import NonFiniteError, Session
 
 # A terminal or a scheduler and a launcher both pass on the same request.
 _SAME_REQUEST_SECONDS = 2.0

@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.build import trained
 from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
+from paceline.training.build import trained
 from tests.tasks.test_add_a_task import paceline, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring_your_env.md"

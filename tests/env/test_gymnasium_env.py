@@ -19,7 +19,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.gymnasium_env import GymnasiumEnv
@@ -37,6 +36,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
+from paceline.training.build import build
 from paceline.view.play import record
 from tests.env.counting import LOCK, TIME_LIMIT
 from tests.signals import DEFAULT_SIGNALS, processes_of_group

@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.build import resolve, trained
 from paceline.cli import train_arguments as arguments
 from paceline.distributed.group import Group
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
-from paceline.plan import load_start, make_plan
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
-from paceline.session import Session
 from paceline.tasks import registry
+from paceline.training.build import resolve, trained
+from paceline.training.plan import load_start, make_plan
+from paceline.training.session import Session
 from tests.fuzz.guard import cases, harmless
 
 ENVS = 8

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
@@ -21,6 +20,7 @@ from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY, Cartpole
+from paceline.training.build import build
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)

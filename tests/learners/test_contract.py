@@ -14,7 +14,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from paceline.build import build, trained
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from paceline.distributed.sharding import shard_ranges
@@ -23,6 +22,7 @@ from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
+from paceline.training.build import build, trained
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.build import resolve
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
+from paceline.training.build import resolve
 from paceline.validation import parse_yaml
 
 SOUND = "task: cartpole\nenv: {}\n"

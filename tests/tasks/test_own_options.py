@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline import build
 from paceline.cli import train_arguments as arguments
 from paceline.env.robot_env import RobotEnv
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.train import train
+from paceline.training import build
 from tests.distributed.faults import install
 
 TASK = """from dataclasses import dataclass, field

@@ -134,9 +134,9 @@ def _train(command: TrainCommand, directory: "RunDir", resume_from: Path | None,
 
 def _launch(argv: list[str], command: TrainCommand, directory: "RunDir", ranks: int) -> int:
     """Start the ranks and wait for them. The ranks print; the launcher prints only what no rank could print."""
-    from paceline.build import resolve
     from paceline.distributed.failure import REFUSAL_EXIT_CODE
     from paceline.launch import local, torchrunx
+    from paceline.training.build import resolve
 
     resolve(command.config)
     arguments, before = command.arguments, directory.result()

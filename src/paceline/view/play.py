@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from paceline.build import playable
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
 from paceline.errors import UserError
 from paceline.run.directory import RunDir
+from paceline.training.build import playable
 from paceline.view.camera import Camera
 from paceline.view.opengl import mujoco_gl_variable
 from paceline.view.overlay import MIN_HEIGHT, REFRESH_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of

@@ -7,21 +7,21 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from paceline.build import build, engine_of, load_state
 from paceline.distributed.group import Group
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.sharding import concatenate, shard, to_cpu
 from paceline.env.vec_env import VecEnv
-from paceline.header import describe_device, print_compilation
 from paceline.learners.settings import Settings, flag
-from paceline.plan import Plan, Start
 from paceline.process.interrupts import Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.run.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
 from paceline.run.versions import versions
-from paceline.stop_exchange import TIMINGS, StopExchange
+from paceline.training.build import build, engine_of, load_state
+from paceline.training.header import describe_device, print_compilation
+from paceline.training.plan import Plan, Start
+from paceline.training.stop_exchange import TIMINGS, StopExchange
 from paceline.validation import shown
 
 _METRIC_PREFIX = "measure/"

@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.build import engine_of
 from paceline.device.gpus import gpu_uuid
 from paceline.distributed.group import Group
 from paceline.learners.settings import Settings
-from paceline.plan import Plan, Start
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.training.build import engine_of
+from paceline.training.plan import Plan, Start
 
 
 class Member(NamedTuple):

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline.build import resolve
 from paceline.distributed.launch_record import LaunchRecord, merged
 from paceline.errors import UserError
-from paceline.plan import make_plan
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import RunCompletedError, train
+from paceline.training.build import resolve
+from paceline.training.plan import make_plan
 
 CONFIG, _ = resolve(
     TrainConfig(

@@ -11,12 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.build import trained
 from paceline.errors import UserError
 from paceline.export import export
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.train import train
+from paceline.training.build import trained
 
 Change = Callable[[dict[str, Any]], Any]
 
