@@ -208,11 +208,11 @@ def test_a_reward_that_is_not_finite_is_blamed_on_the_task(
     def broken(task: Cartpole, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
         terms = reward(task, state, terminated)
         late = (state.episode_step == 3) & (torch.arange(len(state.qpos)) == 7)
-        return terms | {"cart_speed": terms["cart_speed"].masked_fill(late, torch.inf)}
+        return terms | {"cart_vel": terms["cart_vel"].masked_fill(late, torch.inf)}
 
     monkeypatch.setattr(Cartpole, "reward", broken)
     said = (
-        r"reward term 'cart_speed' of env 7 became inf in step 3 of the rollout of iteration 1: check how the task "
+        r"reward term 'cart_vel' of env 7 became inf in step 3 of the rollout of iteration 1: check how the task "
         r"cartpole computes it"
     )
     with pytest.raises(TrainingFailedError, match=said) as failed:

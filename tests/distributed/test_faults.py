@@ -167,7 +167,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
     assert time.monotonic() - asked < 5.0
     assert process.returncode == 130
     assert result(tmp_path)["status"] == "interrupted"
-    assert "go on" in said
+    assert "resume   " in said
     assert left_behind(str(run)) == {}
     iterations = result(tmp_path)["iterations"]
     assert checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]["iteration"] == iterations

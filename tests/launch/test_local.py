@@ -39,7 +39,7 @@ def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "12 envs on 2 ranks" in done.stdout
     assert re.search(r"ranks 0 to 1 on \S+: the CPU, 6 envs each", done.stdout)
-    assert "24 samples of all ranks in each update, over gloo" in done.stdout
+    assert "24 samples of all ranks per minibatch, over gloo" in done.stdout
     assert done.stdout.count("completed after 3 iterations") == 1
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["world_size"], result["num_envs"], result["total_envs"]) == (2, 6, 12)

@@ -171,7 +171,7 @@ def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path)
     changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
     assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
     stored = RunDir(tmp_path / "changed").config().settings
-    assert stored == changed
+    assert stored == asdict(changed)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)

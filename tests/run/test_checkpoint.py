@@ -94,14 +94,14 @@ def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path):
         checkpoint.load(tmp_path / "iteration_00000001.safetensors")
 
 
-HEADER = {"format": "paceline-checkpoint", "version": "1", "values": "{}"}
+HEADER = {"format": "paceline-checkpoint", "version": "2", "values": "{}"}
 
 
 @pytest.mark.parametrize(
     ("changes", "tensors", "message"),
     [
-        ({"version": None}, (), "has format version 'no number', this Paceline reads 1"),
-        ({"version": "2"}, (), "has format version '2'"),
+        ({"version": None}, (), "has format version 'no number', this Paceline reads 2"),
+        ({"version": "1"}, (), "has format version '1'"),
         ({"values": None}, (), "is truncated or damaged"),
         ({"values": "5"}, (), "is truncated or damaged .it holds 5"),
         ({"values": "[1]"}, (), "is truncated or damaged .it holds .1"),

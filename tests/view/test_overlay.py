@@ -158,7 +158,7 @@ def test_a_command_comes_from_the_task_or_from_its_memory_or_is_none():
     plain = command_of(lively)
     assert plain is not None
     assert plain.velocity is None
-    assert torch.stack([values for (values,) in plain.numbers.values()], 1).equal(lively.state()["memory/command"])
+    assert torch.stack([values for (values,) in plain.numbers.values()], 1).equal(lively.state()["task_state/command"])
     assert covered(panel(Scores(lively), plain))[0] > 20
 
 
