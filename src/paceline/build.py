@@ -169,7 +169,7 @@ class Trained(NamedTuple):
 
 
 def trained(run: str, seed: int = 0, drawn: bool = False) -> Trained:
-    """A run's policy in one env, on the CPU whatever it was trained on; `run` as for `RunDir.open`."""
+    """Return the policy of a run with one env, on the CPU; `run` is as for `RunDir.open`."""
     opened = RunDir.open(run)
     config = dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed)
     check(config)

@@ -20,7 +20,7 @@ LARGEST_COUNT = 2**31
 MOST_PER_ITERATION = 2**16
 """Steps, epochs or minibatches."""
 LARGEST_NUMBER = 1e9
-"""Of a task's options; beyond it physics and float32 have no use for a number."""
+"""Largest absolute value of a task's option. Physics in float32 cannot use larger numbers."""
 PHYSICS_RATES = (1.0, 1e5)
 WIDEST_LAYER = 2**13
 MOST_WEIGHTS = 2**24
@@ -40,15 +40,15 @@ def read_text(file: Path) -> str:
 
 
 def parse_yaml(text: str, aliases: bool = False) -> Any:
-    """Plain values from YAML; raises ValueError, in one line, if that is not what it holds. Aliases make a short file
-    arbitrarily large, so they must be asked for."""
+    """Return the plain values of a YAML text. Raise ValueError with one line if it holds anything else. Aliases can
+    expand a short file without limit, so they are refused unless `aliases` is set."""
     try:
         values = yaml.load(text, Loader=yaml.SafeLoader if aliases else _TreeLoader)
         _check_numbers(values)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except Exception as error:
-        # PyYAML has errors of its own, but for some malformed numbers and dates it raises others.
+        # For some malformed numbers and dates PyYAML raises errors of other types than its own.
         raise ValueError(one_line(error)) from None
     return values
 
@@ -157,7 +157,7 @@ def _is_named_tuple(hint: Any) -> bool:
 
 
 def _bool_for_number(value: Any, hint: Any) -> bool:
-    """Whether a bool stands where the type has numbers: to typeguard, as to isinstance, it is one."""
+    """Return whether a value has a bool in place of a number. typeguard accepts it: bool is a subclass of int."""
     kinds = (hint, *get_args(hint))
     items = value if isinstance(value, tuple) else (value,)
     return any(isinstance(item, bool) for item in items) and bool not in kinds and (int in kinds or float in kinds)

@@ -8,7 +8,7 @@ class UserError(Exception):
     """Bad input: one line that names the value, what is allowed and what to do. The command line exits with 2."""
 
     reported: bool = False
-    """Whether all ranks of the run know of it; then only the main rank prints it."""
+    """True if all ranks of the run know of the error. Then only the main rank prints it."""
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:

@@ -48,7 +48,7 @@ class Failure:
     log: str = ""
     """The file with more, or nothing."""
     refused: bool = False
-    """Whether the rank refused its input, as a `UserError`; a restart would not help."""
+    """True if the rank refused its input with a `UserError`. A restart would not help."""
 
     @property
     def exit_code(self) -> int:

@@ -31,7 +31,7 @@ class Rank:
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     launched: bool = False
-    """Whether a launcher started this process as a rank: only then is there a group to join."""
+    """True if a launcher started this process as a rank. Only then is there a group to join."""
 
     @property
     def is_main(self) -> bool:
@@ -45,7 +45,7 @@ class Rank:
 
 
 def under_launcher() -> bool:
-    """Whether a launcher has started this process as one of a run's ranks."""
+    """Return whether a launcher started this process as a rank of a run."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -118,8 +118,8 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
 
 
 def is_secondary_worker() -> bool:
-    """Whether a launcher has started this process as a rank other than the main one, which prints for all ranks. A
-    process whose variables make no valid rank is not: it reports that itself."""
+    """Return whether a launcher started this process as a rank other than the main one, which prints for all ranks. A
+    process with invalid variables is not one: it reports the error itself."""
     try:
         return not this_rank(()).is_main
     except UserError:

@@ -39,7 +39,7 @@ _LEAST = {"actions": 1, "reset_numbers": 0}
 
 
 class Names(NamedTuple):
-    """What a task calls its results."""
+    """Names of a task's reward terms and metrics."""
 
     terms: tuple[str, ...]
     measures: tuple[str, ...]

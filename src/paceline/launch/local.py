@@ -28,7 +28,7 @@ class RankFailedError(Exception):
 
     @property
     def was_killed(self) -> bool:
-        """Whether the rank ended by a signal, so that it could print nothing."""
+        """True if a signal ended the rank, so that it could not print the cause."""
         return self.exit_code < 0
 
 
