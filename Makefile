@@ -11,12 +11,17 @@ PEERS := bench/peers/requirements-mjlab.lock
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
 
-.PHONY: help train test check format bench lock clean
+# The fast part of the tests, for daily work.
+QUICK := tests/env tests/tensors tests/run tests/learners/ppo tests/tasks/test_cartpole.py tests/tasks/test_registry.py \
+	tests/training tests/test_train.py tests/test_validation.py
+
+.PHONY: help train test quick check format bench lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make train    train cartpole on this machine     ARGS="--max-iterations 50"'
 	@echo 'make test     make check, then the tests          ARGS="-k resume"'
+	@echo 'make quick    make check, then the fast tests'
 	@echo 'make check    formatting, lint, types and import layers, as the pre-commit hook runs them'
 	@echo 'make format   format the code and mend what ruff can mend'
 	@echo 'make bench    throughput against peers on this CPU'
@@ -30,6 +35,9 @@ test: check
 	scripts/system_packages $(BIN)/python
 	scripts/node_packages
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m $(TESTS) --durations=10 $(ARGS)
+
+quick: check
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not gpu and not root" $(QUICK) $(ARGS)
 
 check: $(TEST_ENV)
 	$(BIN)/ruff format --check

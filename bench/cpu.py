@@ -21,11 +21,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 
 PEER = Path(__file__).parent.parent / ".venv-mjlab" / "bin" / "python"
-PPO = PpoConfig(horizon=32, epochs=5, minibatches=4, hidden=(64, 64))
+PPO = PpoSettings(horizon=32, epochs=5, minibatches=4, hidden=(64, 64))
 TASKS = {"as shipped": Cartpole(), "mjlab's physics": Cartpole(decimation=5, physics_hz=100.0)}
 KINDS = ("collect", "train")
 

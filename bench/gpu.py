@@ -15,14 +15,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
 SETTINGS = {
-    "as shipped": (Cartpole(), ENTRY.ppo),
+    "as shipped": (Cartpole(), PpoSettings.from_training(ENTRY.training)),
     "mjlab's": (
         Cartpole(decimation=5, physics_hz=100.0),
-        PpoConfig(horizon=32, epochs=5, minibatches=4, hidden=(64, 64)),
+        PpoSettings(horizon=32, epochs=5, minibatches=4, hidden=(64, 64)),
     ),
 }
 
@@ -57,7 +57,7 @@ def main() -> None:
     Console(width=120).print(table)
 
 
-def measure(task: Cartpole, ppo: PpoConfig, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
+def measure(task: Cartpole, ppo: PpoSettings, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
     physics = rates.physics(task, num_envs, device, ppo.horizon, max(2, iterations // 5))
     ours = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(rates.WARM)
     collect, train = ours["collect"], ours["train"]

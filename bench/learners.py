@@ -14,24 +14,25 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from paceline.device.cpu import tune_torch
 from paceline.distributed.group import Group
-from paceline.distributed.rank import Rank, tune_torch
+from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.learners import adapters
-from paceline.settings import Settings
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.settings import Settings
+from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tasks.cartpole import Cartpole
 
 TASK = Cartpole(decimation=5, physics_hz=100.0)
-PPO = PpoConfig(horizon=32, epochs=5, minibatches=4, hidden=(64, 64))
-SKRL = SkrlConfig(rollouts=32, learning_epochs=5, mini_batches=4, layers=(64, 64))
+PPO = PpoSettings(horizon=32, epochs=5, minibatches=4, hidden=(64, 64))
+SKRL = SkrlSettings(rollouts=32, learning_epochs=5, mini_batches=4, layers=(64, 64))
 SETTINGS: dict[str, Settings] = {
     "ppo": PPO,
-    "rsl_rl": RslRlConfig(num_steps_per_env=32, num_learning_epochs=5, num_mini_batches=4, hidden_dims=(64, 64)),
-    "rl_games": RlGamesConfig(horizon_length=32, mini_epochs=5, minibatch_size_per_env=8, units=(64, 64)),
+    "rsl_rl": RslRlSettings(num_steps_per_env=32, num_learning_epochs=5, num_mini_batches=4, hidden_dims=(64, 64)),
+    "rl_games": RlGamesSettings(horizon_length=32, mini_epochs=5, minibatch_size_per_env=8, units=(64, 64)),
     "skrl": SKRL,
     "skrl_jax": SKRL,
 }
@@ -60,7 +61,7 @@ def main() -> None:
     for name in args.learners:
         settings = SETTINGS[name]
         env = RobotEnv(TASK, args.num_envs, "auto", device)
-        learner = adapters.make(name, env, settings, 0, group)
+        learner = LEARNERS[name].make(env, settings, 0, group)
         rows.append(
             {
                 "learner": name,

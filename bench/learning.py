@@ -32,11 +32,11 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from paceline.distributed.rank import tune_torch
+from paceline.device.cpu import tune_torch
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import ENTRY
 
 PLOT = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
@@ -85,7 +85,7 @@ class RslRlEnv(RslRlVecEnv):
 
     def __init__(self, env: RobotEnv):
         self.env, self.cfg, self.device = env, {}, env.device
-        self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.actions, env.episode_steps
+        self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.num_actions, env.max_episode_steps
         # The runner touches it only to give the first episodes random ages, which neither side does here.
         self.episode_length_buf = torch.zeros(env.num_envs, dtype=torch.int64)
         # The runner never resets, so the first observations must exist before it asks for them.
@@ -104,19 +104,19 @@ class RslRlEnv(RslRlVecEnv):
         return TensorDict(dict(obs), batch_size=[self.num_envs])
 
 
-def learn_paceline(env: RobotEnv, ppo: PpoConfig, seed: int, iterations: int) -> None:
+def learn_paceline(env: RobotEnv, ppo: PpoSettings, seed: int, iterations: int) -> None:
     learner = Ppo(env, ppo, seed)
     for _ in range(iterations):
         learner.learn()
 
 
-def learn_rsl_rl(env: RobotEnv, ppo: PpoConfig, seed: int, iterations: int) -> None:
+def learn_rsl_rl(env: RobotEnv, ppo: PpoSettings, seed: int, iterations: int) -> None:
     torch.manual_seed(seed)
     with redirect_stdout(StringIO()):  # it prints its networks
         OnPolicyRunner(RslRlEnv(env), rsl_rl_config(ppo), log_dir=None, device="cpu").learn(iterations)
 
 
-def rsl_rl_config(ppo: PpoConfig) -> dict[str, Any]:
+def rsl_rl_config(ppo: PpoSettings) -> dict[str, Any]:
     """Fresh at every call, because the runner takes it apart."""
     network = {
         "class_name": "MLPModel",
@@ -147,7 +147,7 @@ def rsl_rl_config(ppo: PpoConfig) -> dict[str, Any]:
     }
 
 
-LEARNERS: dict[str, Callable[[RobotEnv, PpoConfig, int, int], None]] = {
+LEARNERS: dict[str, Callable[[RobotEnv, PpoSettings, int, int], None]] = {
     "Paceline": learn_paceline,
     "RSL-RL": learn_rsl_rl,
 }
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=256)
     args = parser.parse_args()
     tune_torch(torch.device("cpu"))
-    ppo, console = ENTRY.ppo, Console()
+    ppo, console = PpoSettings.from_training(ENTRY.training), Console()
     runs: dict[str, list[RecordedEnv]] = {side: [] for side in LEARNERS}
     for seed in range(args.seeds):
         for side, learn in LEARNERS.items():
@@ -168,7 +168,7 @@ def main() -> None:
             learn(env, ppo, seed, args.iterations)
             runs[side].append(env)
             console.print(f"seed {seed}, {side}: length {env.lengths[-1]:.1f}, return {env.returns[-1]:.1f}")
-    longest = runs["Paceline"][0].episode_steps
+    longest = runs["Paceline"][0].max_episode_steps
     summary = {side: summarize(envs, longest) for side, envs in runs.items()}
     ratios = compare(summary["Paceline"], summary["RSL-RL"])
     write(args, ppo, longest, runs, summary, ratios)
@@ -207,7 +207,7 @@ def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 def write(
     args: argparse.Namespace,
-    ppo: PpoConfig,
+    ppo: PpoSettings,
     longest: int,
     runs: dict[str, list[RecordedEnv]],
     summary: dict[str, Any],

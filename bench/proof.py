@@ -19,12 +19,13 @@ from pathlib import Path
 import rates
 import torch
 
-from paceline import checkpoint
-from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.run_dir import RunDir
+from paceline.learners.learner import settings_of
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.training.build import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
@@ -103,7 +104,7 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
     """Thinned out; seconds are those of iterations, without the start of each leg."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    per_iteration = config.total(max(1, len(config.gpu_ids))) * config.settings.horizon
+    per_iteration = config.total(max(1, len(config.gpu_ids))) * settings_of(config.learner, config.settings).horizon
     rows: list[tuple[int, float, dict[str, float]]] = []
     for path in sorted(run.tensorboard.iterdir()):
         events = EventAccumulator(str(path)).Reload()
@@ -133,14 +134,14 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
     """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
     config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
-    env, learner = build(config, Group(Rank()), range(episodes), watched=True)
+    env, learner = build(config, Group(Rank()), range(episodes), for_evaluation=True)
     learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
     policy, obs = learner.policy(), env.reset()
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)
     fell = torch.zeros_like(running)
     ended = torch.zeros(episodes, len(env.log_names), device=env.device)
-    for _ in range(env.episode_steps):
-        step = env.step(policy(obs["policy"]))
+    for _ in range(env.max_episode_steps):
+        step = env.step(policy(obs))
         obs, over = step.obs, running & (step.terminated | step.truncated)
         fell |= running & step.terminated
         ended = torch.where(over.unsqueeze(1), step.log, ended)

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from paceline.distributed.rank import tune_torch
-from paceline.env.graph import capture
+from paceline.device.cpu import tune_torch
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task, TaskWithMemory
+from paceline.env.task import Task
 from paceline.learners.learner import Learner
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
-from paceline.versions import versions
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.run.versions import versions
+from paceline.tensors.graph import capture
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -47,9 +47,9 @@ class Iterations:
 
 
 def paceline(
-    task: Task | TaskWithMemory,
+    task: Task,
     num_envs: int,
-    ppo: PpoConfig,
+    ppo: PpoSettings,
     device: torch.device,
     iterations: int,
     engine: str = "auto",
@@ -69,7 +69,7 @@ def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
     return Iterations(steps, collection, update)
 
 
-def physics(task: Task | TaskWithMemory, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
+def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
     """Env steps/s of the physics alone: `steps` control steps as one graph and nothing else, the ceiling of it all."""
     sim = RobotEnv(task, num_envs, "auto", device).sim
     sim.ctrl.uniform_(-1.0, 1.0)
@@ -101,7 +101,7 @@ def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
     for name in calls:
         setattr(sim, name, recording(name))
     with torch.no_grad():
-        learner._roll_out()
+        learner._collect()
     for name in calls:
         delattr(sim, name)
 
@@ -139,7 +139,7 @@ def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: 
 def mjlab(
     python: Path | str,
     num_envs: int,
-    ppo: PpoConfig,
+    ppo: PpoSettings,
     device: str,
     iterations: int,
     task: str = "Mjlab-Cartpole-Balance",

@@ -19,15 +19,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from paceline.distributed.rank import tune_torch
+from paceline.device.cpu import tune_torch
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
 
 PEERS = {"go1-velocity": "Mjlab-Velocity-Flat-Unitree-Go1", "g1-velocity": "Mjlab-Velocity-Flat-Unitree-G1"}
 ROBOTS = (*PEERS, "go1-velocity-rough", "shadow-hand-repose", "ant", "humanoid")
-PEER_PPO = PpoConfig(horizon=24, epochs=5, minibatches=4, hidden=(512, 256, 128))
+PEER_PPO = PpoSettings(horizon=24, epochs=5, minibatches=4, hidden=(512, 256, 128))
 
 
 def main() -> None:
@@ -59,8 +59,8 @@ def main() -> None:
     Console(width=170).print(table)
 
 
-def settings_of(robot: str) -> PpoConfig:
-    return PEER_PPO if robot in PEERS else registry.find(robot).ppo
+def settings_of(robot: str) -> PpoSettings:
+    return PEER_PPO if robot in PEERS else PpoSettings.from_training(registry.find(robot).training)
 
 
 def ours(robot: str, num_envs: int, device: torch.device, iterations: int) -> dict[str, Any]:

@@ -106,11 +106,11 @@ def join_by_jax(index: int, port: int) -> None:
 def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) -> dict[str, Any]:
     import jax
 
-    from paceline.learners.skrl_jax import GradientMean, make_networks
-    from paceline.settings.skrl import SkrlConfig
+    from paceline.learners.skrl.jax_learner import GradientMean, make_networks
+    from paceline.learners.skrl.settings import SkrlSettings
 
     device = jax.local_devices()[0]
-    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlConfig(layers=hidden), device)
+    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlSettings(layers=hidden), device)
     # Any numbers do, as long as each rank has its own.
     gradients = {
         name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)
@@ -135,7 +135,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
     seconds: dict[str, list[float]] = {name: [] for name in schemes}
     for _ in range(rounds):
         for name, scheme in schemes.items():
-            group.everyone(None)  # no clock runs before all ranks are here
+            group.all_gather(None)  # no clock runs before all ranks are here
             compiles = 0
             for _ in range(repeats):
                 began = time.perf_counter()
@@ -144,7 +144,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
             row[f"{name}_compiles"] = compiles / repeats
     jax.monitoring.unregister_event_duration_listener(listen)
     for name, own in seconds.items():
-        row[f"{name}_ms"] = 1e3 * median(max(each) for each in zip(*group.everyone(own), strict=True))
+        row[f"{name}_ms"] = 1e3 * median(max(each) for each in zip(*group.all_gather(own), strict=True))
     return row | {"ratio": row["stock_ms"] / row["ours_ms"]}
 
 

@@ -39,12 +39,13 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.worlds import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.learners.ppo.objective import derived, divergence
-from paceline.learners.ppo.ppo import Rollout
-from paceline.settings.ppo import LEARNING_RATES, PpoConfig
+from paceline.learners.ppo.objective import kl_divergence, objective_gradient
+from paceline.learners.ppo.samples import PackedSamples, Rollout
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.settings import LEARNING_RATES
 from paceline.tasks.cartpole import Cartpole
 
 SEED = 0
@@ -67,18 +68,18 @@ class Paceline(Ppo):
     def _stop(self) -> None:
         self.sync_seconds += time.perf_counter() - self._began
 
-    def _own_sums(self, rollout: Rollout, samples: Tensor) -> Tensor:
-        own = super()._own_sums(rollout, samples)
+    def _sums_of_this_rank(self, rollout: Rollout, packed: PackedSamples) -> list[Tensor]:
+        own = super()._sums_of_this_rank(rollout, packed)
         self._start()
         return own
 
-    def _standardize(self, samples: Tensor, head: Tensor) -> None:
+    def _standardize_advantages(self, packed: PackedSamples, sums: Tensor) -> None:
         self._stop()
-        super()._standardize(samples, head)
+        super()._standardize_advantages(packed, sums)
 
-    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
+    def _begin_average(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self._start()
-        finish = super()._over_all_ranks(losses)
+        finish = super()._begin_average(losses)
         self._stop()
 
         def timed() -> tuple[Tensor, ...]:
@@ -93,34 +94,35 @@ class Paceline(Ppo):
 class RslRl(Paceline):
     """The same, with RSL-RL's exchange."""
 
-    def __init__(self, env: RobotEnv, config: PpoConfig, seed: int, group: Group):
+    def __init__(self, env: RobotEnv, config: PpoSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
         self._ranks, self._group = group, copy(group)
         self._group.sum_ = self._sum_moments
         self._rate = config.learning_rate
         parameters = (self.log_std, *self.actor.parameters(), *self.critic.parameters())
-        self._gradients = [self._flat.together(parameter)[1] for parameter in parameters]
+        self._gradients = [self.flat_parameters.views(parameter)[1] for parameter in parameters]
 
     def _sum_moments(self, tensor: Tensor) -> Tensor:
         """In place of the head's sum: each normaliser sums its count, means and variances, one by one. The rest stays
         the rank's own, scaled as if all ranks had the same."""
-        head = tensor * self._ranks.size
-        (count, _, own, _), (_, _, summed, _) = self._take_head_apart(tensor), self._take_head_apart(head)
-        for network in (0, -1):  # RSL-RL's critic has a normaliser of its own, even where it sees what the actor sees
-            self._ranks.sum_(count.clone())
-            for part, total in zip(own[network], summed[network], strict=True):
+        sums = tensor * self._ranks.size
+        width = 3 * self.env.observation_spec["policy"].shape[0]
+        own, summed = tensor[-width:].view(3, -1), sums[-width:].view(3, -1)
+        for _ in range(2):  # RSL-RL's critic has its own normalizer, even where it sees what the actor sees
+            self._ranks.sum_(own[0, 0].clone())
+            for part, total in zip(own[1:], summed[1:], strict=True):
                 total.copy_(self._ranks.sum_(part.clone()))
-        return head
+        return sums
 
-    def _differentiate_by_hand(self, minibatch: Tensor, old_log_std: Tensor) -> tuple[Tensor, ...]:
+    def _gradient_by_hand(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Paceline's, except that the ranks agree on a learning rate on the way."""
-        obs, critic_obs, action, old_mean, scalars = self._take_apart(minibatch)
-        mean, value = self._twins.forward((obs, critic_obs))
-        kl = self._agree_on_rate(divergence(old_mean, old_log_std, mean, self.log_std))
-        parts, (to_mean, to_log_std, to_value) = derived(
-            mean, self.log_std, value.squeeze(1), action, scalars, self.config
+        samples = self._packing.unpack(minibatch)
+        mean, value = self._batched.forward((samples.obs["policy"], samples.obs["policy"]))
+        kl = self._agree_on_rate(kl_divergence(samples.mean, old_log_std, mean, self.log_std))
+        parts, (to_mean, to_log_std, to_value) = objective_gradient(
+            mean, self.log_std, value.squeeze(1), samples, self.config
         )
-        self._twins.backward((to_mean, to_value.unsqueeze(1)))
+        self._batched.backward((to_mean, to_value.unsqueeze(1)))
         self._log_std_gradient.copy_(to_log_std)
         return *parts, kl
 
@@ -137,11 +139,11 @@ class RslRl(Paceline):
         dist.broadcast(told, src=0)
         self._ranks.collectives += 1
         self._rate = told.item()
-        self._adam.learning_rate.fill_(self._rate)
+        self.adam.learning_rate.fill_(self._rate)
         self._stop()
         return kl
 
-    def _over_all_ranks(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
+    def _begin_average(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self._start()
         gradients = [gradient.view(-1) for gradient in self._gradients]
         packed = self._ranks.sum_(torch.cat(gradients))
@@ -153,8 +155,8 @@ class RslRl(Paceline):
         self._stop()
         return lambda: losses
 
-    def _clip_and_adapt(self, kl: Tensor) -> tuple[Tensor, ...]:
-        return self._flat.clip(self.config.max_gradient_norm)
+    def _clip_and_adapt_lr(self, kl: Tensor) -> tuple[Tensor, ...]:
+        return self.flat_parameters.clip(self.config.max_gradient_norm)
 
 
 SCHEMES = {"Paceline": Paceline, "RSL-RL": RslRl}
@@ -171,7 +173,7 @@ def main() -> None:
     args = parser.parse_args()
     if uneven := [ranks for ranks in args.ranks if args.num_envs % ranks]:
         parser.error(f"--num-envs {args.num_envs} is no multiple of --ranks {uneven[0]}: RSL-RL has equal ranks")
-    ppo, console, rows = PpoConfig(hidden=tuple(args.hidden)), Console(), []
+    ppo, console, rows = PpoSettings(hidden=tuple(args.hidden)), Console(), []
     sizes = {"num_envs": args.num_envs, "iterations": args.iterations, "rounds": args.rounds}
     facts = {"backend": "gloo", "rsl_rl": version("rsl-rl-lib"), "load_before": os.getloadavg()[0]}
     for ranks in args.ranks:
@@ -181,7 +183,7 @@ def main() -> None:
     console.print(table(rows, args.num_envs))
 
 
-def compare(ranks: int, num_envs: int, ppo: PpoConfig, iterations: int, rounds: int) -> list[dict[str, Any]]:
+def compare(ranks: int, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each scheme: medians over rounds, of the rank that took longest in each."""
     found = on_ranks(ranks, num_envs, ppo, iterations, rounds)
     rows: list[dict[str, Any]] = []
@@ -217,7 +219,7 @@ def on_ranks(ranks: int, *sizes: Any) -> list[dict[str, Any]]:
 
 
 def measure(
-    index: int, ranks: int, port: int, output: Path, num_envs: int, ppo: PpoConfig, iterations: int, rounds: int
+    index: int, ranks: int, port: int, output: Path, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int
 ) -> None:
     """What one rank does: both schemes in turns. The main one writes what all have found."""
     if ranks > 1:
@@ -225,23 +227,23 @@ def measure(
         launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in launched.items()})
     torch.set_num_threads(1)
-    group, worlds = Group(this_rank(())), shares(num_envs, ranks)[index]
+    group, worlds = Group(this_rank(())), shard_ranges(num_envs, ranks)[index]
     learners: dict[str, Paceline] = {}
     for scheme, kind in SCHEMES.items():
-        env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_world=worlds.start, threads=1)
+        env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_env=worlds.start, threads=1)
         learners[scheme] = (Paceline if group.alone else kind)(env, ppo, SEED, group)
         for _ in range(WARMUP_ITERATIONS):
             learners[scheme].learn()
     found: dict[str, dict[str, Any]] = {scheme: {"seconds": []} for scheme in SCHEMES}
     for _ in range(rounds):
         for scheme, learner in learners.items():
-            group.everyone(None)  # no clock runs before all ranks are here
+            group.all_gather(None)  # no clock runs before all ranks are here
             collectives, sync, began = group.collectives, learner.sync_seconds, time.perf_counter()
             for _ in range(iterations):
                 learner.learn()
             found[scheme]["seconds"].append((time.perf_counter() - began, learner.sync_seconds - sync))
             found[scheme]["collectives"] = group.collectives - collectives
-    everyones = group.to_main(found)
+    everyones = group.gather(found)
     group.close()
     if everyones:
         output.write_text(json.dumps(everyones))

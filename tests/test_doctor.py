@@ -1,4 +1,4 @@
-"""What the doctor finds: alone in this process, and with real ranks over gloo."""
+"""Checks of `paceline doctor`, in this process and with real ranks over gloo."""
 
 import io
 import json
@@ -17,19 +17,22 @@ import torch
 from rich.console import Console
 
 from paceline import doctor
+from paceline.cli.doctor import as_json, table
+from paceline.distributed.network_check import missing_interfaces
 from paceline.distributed.rank import Rank
-from paceline.doctor import Finding, as_json, examine, table
+from paceline.doctor import Finding, examine
 from paceline.errors import UserError
-from paceline.memory import least_bytes
+from paceline.training.memory_estimate import min_bytes
 from tests.distributed.ranks import free_port, variables
 
 WORKER = """
 import sys
 from pathlib import Path
-from paceline.doctor import as_json, examine
-place, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-findings = examine("cartpole", 64, ("none",), "auto", place / "run", seconds)
-(place / name).write_text("null" if findings is None else as_json(findings))
+from paceline.cli.doctor import as_json
+from paceline.doctor import examine
+directory, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+findings = examine("cartpole", 64, ("none",), "auto", directory / "run", seconds)
+(directory / name).write_text("null" if findings is None else as_json(findings))
 """
 
 
@@ -41,16 +44,16 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alone(place: Path, task: str | None = None, num_envs: int | None = None) -> dict[str, Finding]:
-    """By name."""
+    """Return the findings of a single process by name."""
     findings = examine(task, num_envs, ("none",), "auto", place, 5.0)
     assert findings is not None
     found = {finding.name: finding for finding in findings}
-    assert len(found) == len(findings), "a name stands twice"
+    assert len(found) == len(findings), "a name occurs twice"
     return found
 
 
 def on_ranks(place: Path, environments: Sequence[dict[str, str]], seconds: float = 30.0) -> list[dict[str, Any] | None]:
-    """What each rank says, as JSON; bounded, and no process is left behind."""
+    """Return the findings of each rank as JSON. All processes end within a minute."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, place, f"{index}.json", str(seconds)], env=os.environ | environment
@@ -68,7 +71,7 @@ def on_ranks(place: Path, environments: Sequence[dict[str, str]], seconds: float
 
 
 def two_ranks(**second: str) -> list[dict[str, str]]:
-    """Environments of two ranks, the second with more in it."""
+    """Return the environment variables of two ranks, with additional ones for the second."""
     port = free_port()
     return [variables(0, 2, port), variables(1, 2, port) | second]
 
@@ -83,7 +86,7 @@ def the(said: dict[str, Any] | None, beginning: str) -> dict[str, str]:
     return next(finding for finding in said["findings"] if finding["name"].startswith(beginning))
 
 
-def test_a_lone_process_finds_its_machine_fit_and_leaves_nothing_behind(tmp_path: Path):
+def test_a_single_process_finds_no_failure_and_leaves_no_files(tmp_path: Path):
     found = alone(tmp_path / "new" / "run")
     assert {"python", "paceline", "torch", "mujoco", "CPU", "rendezvous", "open files", "run directory"} <= set(found)
     assert found["torch"].value == torch.__version__
@@ -93,40 +96,40 @@ def test_a_lone_process_finds_its_machine_fit_and_leaves_nothing_behind(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_launcher_of_one_rank_is_like_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_launcher_with_one_rank_equals_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in variables(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
     assert alone(tmp_path)["rendezvous"].value.startswith("not needed")
 
 
-def test_a_bad_task_is_an_error_and_no_finding(tmp_path: Path):
+def test_an_unknown_task_is_an_error_and_not_a_finding(tmp_path: Path):
     with pytest.raises(UserError, match="cartpole"):
         alone(tmp_path, "cartpol")
 
 
-def test_memory_that_cannot_hold_the_worlds_fails_and_the_number_that_fits_is_told(tmp_path: Path):
+def test_too_many_envs_for_the_memory_fail_and_the_number_that_fits_is_named(tmp_path: Path):
     memory = alone(tmp_path, "cartpole", 2**24)["memory"]
     assert memory.status == "fails"
     assert "at least" in memory.value
     fitting = int(memory.remedy.split()[-1])
     assert 0 < fitting < 2**24
-    # Others take memory in the meantime.
+    # Other processes may allocate memory in the meantime.
     assert alone(tmp_path, "cartpole", fitting // 2)["memory"].status == "ok"
 
 
-def test_ranks_in_one_memory_need_it_each():
-    assert doctor._fit(10, 100.0, 10.0, free=400, sharers=2).status == "ok"
-    tight = doctor._fit(11, 100.0, 10.0, free=400, sharers=2)
+def test_each_rank_that_shares_a_memory_needs_its_part():
+    assert doctor.check_fit(10, 100.0, 10.0, free=400, sharers=2).status == "ok"
+    tight = doctor.check_fit(11, 100.0, 10.0, free=400, sharers=2)
     assert (tight.status, tight.remedy) == ("fails", "at most --num-envs 10")
-    assert "not one" in doctor._fit(1, 100.0, 10.0, free=50, sharers=1).remedy
+    assert "not one" in doctor.check_fit(1, 100.0, 10.0, free=50, sharers=1).remedy
 
 
-def test_on_warp_the_engine_s_arrays_count_too():
+def test_on_warp_the_arrays_of_the_engine_count():
     entry = doctor.registry.find("cartpole")
-    assert least_bytes(entry, 16, "warp") > least_bytes(entry, 16, "mujoco") + 16 * 1000
+    assert min_bytes(entry, 16, "warp") > min_bytes(entry, 16, "mujoco") + 16 * 1000
 
 
-def test_a_run_directory_that_cannot_be_made_fails(tmp_path: Path):
+def test_a_run_directory_that_cannot_be_created_fails(tmp_path: Path):
     (tmp_path / "file").touch()
     found = alone(tmp_path / "file" / "run")["run directory"]
     assert found.status == "fails"
@@ -134,20 +137,20 @@ def test_a_run_directory_that_cannot_be_made_fails(tmp_path: Path):
     assert "--run-dir" in found.remedy
 
 
-def test_a_host_that_writes_only_logs_is_merely_advised(tmp_path: Path):
+def test_an_unwritable_directory_is_only_advice_on_a_host_that_writes_logs(tmp_path: Path):
     (tmp_path / "file").touch()
     elsewhere = Rank(index=4, world_size=8, local_index=0, local_size=4)
-    assert doctor._run_dir(tmp_path / "file" / "run", elsewhere).status == "advice"
+    assert doctor.check_run_dir(tmp_path / "file" / "run", elsewhere).status == "advice"
 
 
-def test_a_name_that_only_this_host_can_reach_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_name_that_only_this_host_can_reach_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
     found = alone(tmp_path)["rendezvous"]
     assert found.status == "advice"
     assert "--local-addr" in found.remedy
 
 
-def test_a_name_that_does_not_resolve_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_host_name_that_does_not_resolve_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
     found = alone(tmp_path)["rendezvous"]
     assert found.status == "advice"
@@ -155,7 +158,7 @@ def test_a_name_that_does_not_resolve_is_told(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_an_interface_that_does_not_exist_fails_and_those_that_do_are_named(
+def test_an_interface_that_does_not_exist_fails_and_the_existing_ones_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ):
     monkeypatch.setenv(variable, "lo")
@@ -166,56 +169,56 @@ def test_an_interface_that_does_not_exist_fails_and_those_that_do_are_named(
     assert "lo" in found.remedy
 
 
-def test_interfaces_are_named_as_each_library_does():
+def test_interface_variables_follow_the_rules_of_gloo_and_nccl():
     here = ["lo", "eth0"]
     for asked in ("eth", "ib,eth", "=eth0", "^docker"):
-        assert not doctor._absent("NCCL_SOCKET_IFNAME", asked, here), asked
-    assert doctor._absent("NCCL_SOCKET_IFNAME", "=eth", here) == ["eth"]
-    assert doctor._absent("GLOO_SOCKET_IFNAME", "eth0,ib0", here) == ["ib0"]
+        assert not missing_interfaces("NCCL_SOCKET_IFNAME", asked, here), asked
+    assert missing_interfaces("NCCL_SOCKET_IFNAME", "=eth", here) == ["eth"]
+    assert missing_interfaces("GLOO_SOCKET_IFNAME", "eth0,ib0", here) == ["ib0"]
 
 
-def test_few_open_files_matter_to_several_ranks():
+def test_a_low_limit_of_open_files_is_advice_for_several_ranks():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     try:
-        assert doctor._open_files(Rank(world_size=2)).status == "advice"
-        assert doctor._open_files(Rank()) == Finding("open files", "ok", "at most 512")
+        assert doctor.check_open_files(Rank(world_size=2)).status == "advice"
+        assert doctor.check_open_files(Rank()) == Finding("open files", "ok", "at most 512")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_what_nccl_would_trip_over_is_advised():
-    assert doctor._shared_memory(2**26, several_gpus=True).status == "advice"
-    assert doctor._shared_memory(2**26, several_gpus=False).status == "ok"
-    assert doctor._shared_memory(2**30, several_gpus=True).status == "ok"
-    assert doctor._peer_access({(0, 1): True}).status == "ok"
-    without = doctor._peer_access({(0, 1): True, (0, 2): False})
+def test_small_shared_memory_and_missing_peer_access_are_advice():
+    assert doctor.check_shared_memory(2**26, several_gpus=True)[0].status == "advice"
+    assert doctor.check_shared_memory(2**26, several_gpus=False)[0].status == "ok"
+    assert doctor.check_shared_memory(2**30, several_gpus=True)[0].status == "ok"
+    assert doctor.check_peer_access({(0, 1): True})[0].status == "ok"
+    [without] = doctor.check_peer_access({(0, 1): True, (0, 2): False})
     assert (without.status, without.value) == ("advice", "not between GPUs 0-2")
 
 
 def test_ranks_that_share_a_gpu_and_a_wrong_sum_are_named():
-    def report(host: str, gpu: str, right: bool) -> dict[str, Any]:
-        sums = {"backend": "gloo", "latency": 0.001, "bandwidth": 1e9, "right": right}
-        return {"host": host, "gpu": gpu, "versions": {}, "findings": [], "sums": sums}
+    def report(host: str, gpu: str, correct: bool) -> dict[str, Any]:
+        all_reduce = ("gloo", 0.001, 1e9, correct)
+        return {"host": host, "gpu": gpu, "versions": {}, "findings": [], "all_reduce": all_reduce}
 
     reports = [report("a", "GPU-1", True), report("b", "GPU-1", True), report("b", "GPU-1", False)]
-    sharing, sums = doctor._judge(reports, "warp")
+    sharing, sums = doctor.combine_reports(reports, "warp")
     assert sharing.status == "advice"
     assert sharing.value.startswith("ranks 1, 2 share GPU-1 on b,")
     assert sums.status == "fails"
     assert sums.value.endswith("wrong sums on rank 2")
 
 
-def test_two_ranks_meet_and_the_main_one_tells_of_both(tmp_path: Path):
+def test_two_ranks_connect_and_the_main_rank_reports_both(tmp_path: Path):
     main, other = on_ranks(tmp_path, two_ranks())
     assert other is None
     assert main is not None
     assert main["ok"]
     assert the(main, "all-reduce")["value"].startswith("gloo, 2 ranks: ")
-    assert the(main, "all-reduce")["value"].endswith("sums right")
+    assert the(main, "all-reduce")["value"].endswith("all sums correct")
     host = the(main, "device, rank 0 on ")["name"].removeprefix("device, rank 0 on ")
     assert the(main, f"device, rank 1 on {host}")["value"] == "cpu"
-    assert "2 ranks met" in the(main, f"rendezvous, rank 1 on {host}")["value"]
+    assert "2 ranks connected" in the(main, f"rendezvous, rank 1 on {host}")["value"]
     assert "127.0.0.1" in the(main, f"network, {host}")["value"]
     assert "for each of 2 ranks" in the(main, "memory")["value"]
     assert not (tmp_path / "run").exists()
@@ -234,7 +237,7 @@ def test_ranks_of_different_versions_fail_and_are_named(tmp_path: Path):
     assert different["value"].startswith(f"3.9.9, but {version('mujoco')} on rank 0")
 
 
-def test_a_bad_interface_of_one_rank_is_told_by_that_rank_and_nobody_hangs(tmp_path: Path):
+def test_a_wrong_interface_is_reported_by_its_rank_and_no_rank_hangs(tmp_path: Path):
     started = time.monotonic()
     main, other = on_ranks(tmp_path, two_ranks(GLOO_SOCKET_IFNAME="nosuch0"), seconds=5.0)
     assert time.monotonic() - started < 40.0
@@ -243,12 +246,12 @@ def test_a_bad_interface_of_one_rank_is_told_by_that_rank_and_nobody_hangs(tmp_p
     assert statuses(main)["rendezvous"] == "fails"
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path):
+def test_a_rank_that_does_not_connect_is_named(tmp_path: Path):
     [main] = on_ranks(tmp_path, two_ranks()[:1], seconds=2.0)
-    assert "rank 1 did not come in 2 s" in the(main, "rendezvous")["value"]
+    assert "rank 1 did not connect in 2 s" in the(main, "rendezvous")["value"]
 
 
-def test_a_main_rank_that_cannot_be_reached_is_told_by_the_others(tmp_path: Path):
+def test_a_main_rank_that_cannot_be_reached_is_reported_by_the_others(tmp_path: Path):
     [other] = on_ranks(tmp_path, two_ranks()[1:], seconds=2.0)
     assert the(other, "rendezvous")["status"] == "fails"
     assert "not reached in 2 s" in the(other, "rendezvous")["value"]
@@ -268,11 +271,11 @@ def test_the_json_is_not_ok_if_and_only_if_something_fails():
 
 
 @pytest.mark.parametrize("soft_wrap", [False, True])
-def test_the_table_fits_80_columns_and_loses_nothing(soft_wrap: bool):
-    # Letters that stand nowhere else.
+def test_the_table_fits_80_columns_and_is_complete(soft_wrap: bool):
+    # These letters occur nowhere else.
     long = Finding("rendezvous, rank 12 on node-with-a-long-name", "fails", "Q" * 150, "try [bold] " + "Z" * 90)
-    drawn = io.StringIO()
-    Console(width=80, soft_wrap=soft_wrap, file=drawn).print(table([Finding("python", "ok", "3.12"), long]))
-    text = drawn.getvalue()
+    printed = io.StringIO()
+    Console(width=80, soft_wrap=soft_wrap, file=printed).print(table([Finding("python", "ok", "3.12"), long]))
+    text = printed.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert (text.count("Q"), text.count("Z"), text.count("[bold]")) == (150, 90, 1)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import onnxruntime
@@ -13,14 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import checkpoint
-from paceline.build import build
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
+from paceline.env.vec_env import TensorSpec
 from paceline.errors import UserError
 from paceline.export import export
+from paceline.learners.networks import Policy
 from paceline.learners.ppo import Ppo
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
+from paceline.training.build import build
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
@@ -57,7 +60,7 @@ def case(run: Path, batch: int) -> tuple[Tensor, Tensor]:
     obs = 3.0 * torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch))
     actions = learner.actor(learner.normalizers["policy"].normalize(obs))
     assert (learner.actor(obs) - actions).abs().max() > 0.1, "the normaliser makes no difference: a vacuous test"
-    assert_same(learner.policy()(obs), actions)
+    assert_same(learner.policy()({"policy": obs}), actions)
     return obs, actions
 
 
@@ -71,12 +74,31 @@ def test_onnx_acts_as_the_learner_does_for_any_batch(run: Path, tmp_path: Path):
         assert_same(torch.from_numpy(found), actions)
 
 
+def test_further_observation_groups_are_inputs_under_their_names(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    policy = Policy(nn.Linear(4 + 3, 2), ("policy", "heights"))
+    spec = {"policy": TensorSpec((4,)), "heights": TensorSpec((3,)), "critic": TensorSpec((9,))}
+    env = SimpleNamespace(observation_spec=spec, step_seconds=0.02)
+    about = {"task": "cartpole", "iteration": 3, "folder": tmp_path, "file": run / "run.yaml"}
+    monkeypatch.setattr("paceline.export.playable", lambda *_: SimpleNamespace(env=env, policy=policy, **about))
+    obs = {name: torch.randn(5, *each.shape) for name, each in spec.items()}
+    session = onnxruntime.InferenceSession(export("", "onnx", None), providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["obs", "heights"]
+    (found,) = session.run(["actions"], {"obs": obs["policy"].numpy(), "heights": obs["heights"].numpy()})
+    assert_same(torch.from_numpy(found), policy(obs))
+    extra = {"paceline.json": ""}
+    traced = torch.jit.load(export("", "torchscript", None), _extra_files=extra)
+    assert_same(traced(obs["policy"], obs["heights"]), policy(obs))
+    assert json.loads(extra["paceline.json"])["inputs"] == ["obs", "heights"]
+
+
 def test_onnx_says_what_it_is(run: Path, tmp_path: Path):
     model = onnx.load(export(str(run), "onnx", tmp_path / "policy.onnx"))
     onnx.checker.check_model(model, full_check=True)
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert (about["task"], about["iteration"]) == ("cartpole", "3")
-    assert float(about["control_seconds"]) == pytest.approx(1 / 60)
+    assert float(about["step_seconds"]) == pytest.approx(1 / 60)
     assert [value.name for value in (*model.graph.input, *model.graph.output)] == ["obs", "actions"]
 
 
@@ -120,7 +142,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
     content = newest.read_bytes()
     monkeypatch.chdir(newest.parent)
     for name in (newest.name, "..", str(run)):
-        with pytest.raises(UserError, match="would be written over the policy it is made of"):
+        with pytest.raises(UserError, match="would overwrite the checkpoint that is exported"):
             export(name, "torchscript", newest)
     assert newest.read_bytes() == content
 
@@ -128,7 +150,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
 def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trace = torch.jit.trace
     monkeypatch.setattr(torch.jit, "trace", lambda policy, example: trace(nn.Linear(4, 1), example))
-    with pytest.raises(RuntimeError, match="differ from the trained one's"):
+    with pytest.raises(RuntimeError, match="differ from those of the trained one"):
         export(str(run), "torchscript", tmp_path / "policy.pt")
     assert list(tmp_path.iterdir()) == []
 
@@ -138,7 +160,7 @@ def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, 
     [
         ("onx", None, "unknown format 'onx': did you mean 'onnx'"),
         ("onnx", Path("policy.pt"), "--output policy.pt with --format onnx: give a name that ends in .onnx"),
-        ("torchscript", Path("/dev/null"), "/dev/null: it is there and is not a file; choose another --output"),
+        ("torchscript", Path("/dev/null"), "/dev/null: it exists and is not a file; choose another --output"),
     ],
 )
 def test_bad_values_are_refused_by_name(format: str, output: Path | None, said: str, tiny_run: Path):
@@ -162,7 +184,7 @@ def test_refusals_are_one_line_exit_2_and_leave_nothing(tiny_run: Path, tmp_path
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_a_missing_extra_is_named_with_what_to_install(package: str, tiny_run: Path, tmp_path: Path):
-    script = f"import sys; sys.modules['{package}'] = None; from paceline.cli import main; sys.exit(main())"
+    script = f"import sys; sys.modules['{package}'] = None; from paceline.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", script, "export", str(tiny_run), "--output", "policy.onnx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What opening somebody's run may import: installed modules, and nothing that lies in the current directory."""
+"""Opening a run imports only installed modules, and none from the current directory."""
 
 import os
 import shutil
@@ -15,8 +15,8 @@ TRAP = "from pathlib import Path; Path(__file__).with_suffix('.sprung').touch();
 SMALL = ["--max-iterations", "1", "--gpu-ids", "none", "--num-envs", "2", "--logger", "none", "--run-dir", "run"]
 
 
-def paceline(cwd: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *words]
+def paceline(cwd: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *argv]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -31,7 +31,7 @@ def sprung(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [["export", "."], ["train", "--resume", "."]])
-def test_a_run_does_not_import_a_module_that_lies_beside_it(command: list[str], tiny_run: Path, tmp_path: Path):
+def test_a_run_does_not_import_a_module_from_its_directory(command: list[str], tiny_run: Path, tmp_path: Path):
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
     lay_traps(folder, "evil_env")
@@ -43,7 +43,7 @@ def test_a_run_does_not_import_a_module_that_lies_beside_it(command: list[str], 
     assert "PYTHONPATH: the current directory is not searched" in done.stderr
 
 
-def test_a_package_that_lies_in_the_current_directory_registers_no_task(tmp_path: Path):
+def test_a_package_in_the_current_directory_registers_no_task(tmp_path: Path):
     lay_traps(tmp_path, "evil_task")
     info = tmp_path / "evil-1.dist-info"
     info.mkdir()
@@ -60,12 +60,12 @@ def test_ranks_and_processes_of_gymnasium_do_not_import_from_the_current_directo
     folder, program = tmp_path / "here", tmp_path / "bin" / "paceline"
     for directory in (folder, program.parent):
         directory.mkdir()
-    # As pip installs it: `python -m` itself would import contextlib from here.
+    # The program as pip installs it, because `python -m` itself would import contextlib from this directory.
     program.write_text("from paceline.__main__ import main\nif __name__ == '__main__':\n    main()\n")
     lay_traps(folder, "numpy", "torch", "gymnasium", "multiprocessing", "contextlib", "typing_extensions", "paceline")
-    words = ["train", "gymnasium:Pendulum-v1", "--env.vectorization", "async", "--ppo.horizon", "8", "--ranks", "2"]
+    argv = ["train", "gymnasium:Pendulum-v1", "--env.vectorization", "async", "--ppo.horizon", "8", "--ranks", "2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), *words, *SMALL]
+    command = [sys.executable, str(program), *argv, *SMALL]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert sprung(folder) == []
     assert done.returncode == 0, done.stderr
@@ -77,8 +77,8 @@ def test_pythonpath_makes_modules_of_the_current_directory_importable(tmp_path: 
         "import gymnasium\n"
         "gymnasium.register('Own-v0', 'gymnasium.envs.classic_control:PendulumEnv', max_episode_steps=20)\n"
     )
-    words = ["train", "gymnasium:own_env:Own-v0", "--ppo.horizon", "8", "--env.vectorization", "async"]
-    done = paceline(tmp_path, *words, *SMALL, PYTHONPATH=str(tmp_path))
+    argv = ["train", "gymnasium:own_env:Own-v0", "--ppo.horizon", "8", "--env.vectorization", "async"]
+    done = paceline(tmp_path, *argv, *SMALL, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
@@ -92,7 +92,7 @@ def test_pythonpath_makes_modules_of_the_current_directory_importable(tmp_path: 
         ("import nowhere_at_all", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
     ],
 )
-def test_a_module_that_fails_at_import_is_one_line(
+def test_a_module_that_cannot_be_imported_is_reported_in_one_line(
     code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
@@ -103,6 +103,6 @@ def test_a_module_that_fails_at_import_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["gymnasium:.:X", "gymnasium:..x:X", "gymnasium: :X", "gymnasium:a..b:X"])
-def test_a_module_name_that_is_none_is_refused(name: str):
+def test_an_invalid_module_name_is_refused(name: str):
     with pytest.raises(UserError, match="cannot be imported"):
         registry.find(name)

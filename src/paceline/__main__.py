@@ -1,4 +1,4 @@
-"""The entry point, light enough that Ctrl-C is heard from the start."""
+"""Entry point. It imports little, so that Ctrl-C works from the start."""
 
 import atexit
 import os
@@ -6,8 +6,8 @@ import sys
 
 
 def _leave_out_current_directory() -> None:
-    """Remove the current directory, which `python -m` puts in front of `sys.path`: opening somebody's run from inside
-    its folder must not import what lies there. The program `paceline` never has it in its path."""
+    """Remove the current directory, which `python -m` puts first in `sys.path`. Opening a run from inside its folder
+    must not import modules from there. The program `paceline` never has it in its path."""
     if sys.flags.safe_path:
         return
     try:
@@ -19,22 +19,22 @@ def _leave_out_current_directory() -> None:
 
 
 if __name__ == "__main__":
-    # Before anything is imported that is not part of the interpreter.
+    # This comes before all imports of modules outside the interpreter.
     _leave_out_current_directory()
 
-from paceline import interrupts, streams  # noqa: E402
+from paceline.process import interrupts, streams  # noqa: E402
 
 _INTERRUPTED = "paceline: interrupted"
 
 
 def main() -> None:
     streams.open_closed_descriptors()
-    # A launcher sends the signal to all ranks, and prints what happened.
+    # A launcher sends the signal to all ranks and prints one line for all.
     interrupts.exit_at_once(line="" if "RANK" in os.environ else _INTERRUPTED)
     # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:
-        from paceline.cli import main as run
+        from paceline.cli.main import main as run
 
         code = run()
     except KeyboardInterrupt:

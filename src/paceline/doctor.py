@@ -1,58 +1,50 @@
-"""Preflight: is this machine, or under a launcher every rank's, fit for a run? All that it says was measured."""
+"""Check whether a run can work on this machine or, under a launcher, on the machines of all ranks.
 
-import json
+Each check is a function that returns one `Finding`, or a list if it concerns several things.
+"""
+
 import os
 import re
 import resource
 import socket
-import statistics
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, astuple, dataclass, replace
-from datetime import timedelta
-from ipaddress import ip_address
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from rich.table import Table
-from rich.text import Text
-from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
-from paceline.checks import above_zero, at_least_one
-from paceline.distributed.gpus import gpu_uuid
+from paceline.device.cpu import usable_cores
+from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
+from paceline.device.memory import free_host_bytes
+from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
-from paceline.distributed.rank import Rank, choose_gpus, main_address, this_rank, usable_cores
+from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces
+from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
 from paceline.errors import UserError
-from paceline.memory import free_host_bytes, least_bytes
-from paceline.run_dir import RUNS
+from paceline.run.directory import RUNS
+from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
 from paceline.tasks.registry import Entry
-from paceline.versions import versions
+from paceline.training.memory_estimate import min_bytes
 
-T = TypeVar("T")
 Status = Literal["ok", "advice", "fails"]
 
-# What a task takes is measured in so many worlds, and follows a straight line from there.
-SAMPLE_WORLDS = (16, 64)
-SMALLEST_SHM_BYTES = 2**30
-FEWEST_OPEN_FILES = 1024
-LARGE_SUM_BYTES = 4 * 2**20
-_STYLES: dict[Status, str] = {"ok": "green", "advice": "yellow", "fails": "bold red"}
+SAMPLE_ENVS = (16, 64)
+"""Numbers of envs for which memory is measured. It is extrapolated linearly."""
+MIN_SHM_BYTES = 2**30
+MIN_OPEN_FILES = 1024
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; where it `fails`, so would a run."""
+    """Result of one check. If the status is "fails", a run would fail."""
 
     name: str
     status: Status
@@ -66,305 +58,215 @@ def examine(
     gpu_ids: tuple[str, ...],
     engine: str,
     run_dir: Path | None,
-    timeout_seconds: float,
+    timeout: float,
 ) -> list[Finding] | None:
-    """All ranks' findings on the main rank, and None on the others. If the ranks do not come together within
-    `timeout_seconds`, nobody can collect them, so every rank returns its own."""
-    above_zero("--timeout", timeout_seconds)
-    gpus = choose_gpus(gpu_ids, engine)
+    """Return the findings of all ranks on the main rank, and None on the others. If the ranks do not connect within
+    `timeout` seconds, every rank returns its own findings."""
+    gpus = choose_gpus(gpu_ids, engine, under_launcher())
     rank = this_rank(gpus)
-    engine, alone = choose_engine(engine, rank.device), rank.world_size == 1
+    engine, single_rank = choose_engine(engine, rank.device), rank.world_size == 1
     entry = registry.find(task) if task else None
-
-    of_rank = [] if alone else [Finding("device", "ok", _describe(rank.device))]
-    of_host = [*_devices(rank), *_network(rank), *_transport(rank), _open_files(rank), _run_dir(run_dir, rank)]
+    shm_bytes = disk_usage("/dev/shm").total if os.path.exists("/dev/shm") else None
+    of_rank = [] if single_rank else [Finding("device", "ok", _describe(rank.device))]
+    of_host = [
+        check_cpu(rank),
+        *check_gpus(),
+        *check_network(rank),
+        *check_peer_access(),
+        *check_shared_memory(shm_bytes, rank.device.type == "cuda" and max(rank.local_size, gpu_count()) > 1),
+        check_open_files(rank),
+        check_run_dir(run_dir, rank),
+    ]
     if entry:
         sharers = gpus[: rank.local_size].count(gpus[rank.local_index]) if gpus else rank.local_size
-        (of_rank if gpus else of_host).append(_memory_fit(entry, num_envs, engine, rank.device, sharers))
-    if alone:
-        return [*_version_findings(_versions(), engine), _host_name(timeout_seconds), *of_rank, *of_host]
+        (of_rank if gpus else of_host).append(check_memory(entry, num_envs, engine, rank.device, sharers))
+    if single_rank:
+        return [*check_versions(_versions(), engine), check_host_name(timeout), *of_rank, *of_host]
 
-    meeting, group = _meet(rank, timeout_seconds)
-    own = _placed([meeting, *of_rank], f"rank {rank.index} on {rank.host}")
+    rendezvous, group = _form_group(rank, timeout)
+    own = _with_place([rendezvous, *of_rank], f"rank {rank.index} on {rank.host}")
     if group is None or rank.local_index == 0:
-        own += _placed(of_host, rank.host)
+        own += _with_place(of_host, rank.host)
     if group is None:
         return own
     try:
-        reports = _aside(lambda: _exchange(group, own)).result(timeout_seconds)
-    except Exception as error:
-        # Whatever happened to the ranks' sums is what was to be found out.
-        return [Finding("all-reduce", "fails", _why(error, timeout_seconds), "see the network of each rank"), *own]
-    return None if reports is None else _judge(reports, engine)
+        reports = in_background(lambda: _gather_reports(group, own)).result(timeout)
+    except Exception as error:  # any error of the collectives is a finding
+        return [Finding("all-reduce", "fails", _reason(error, timeout), "see the network findings of each rank"), *own]
+    return None if reports is None else combine_reports(reports, engine)
 
 
-def table(findings: Iterable[Finding]) -> Table:
-    """For people; a remedy stands under what it mends."""
-    drawn = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    drawn.add_column("")
-    drawn.add_column("check", max_width=26, overflow="fold")
-    drawn.add_column("found", overflow="fold")
-    for finding in findings:
-        remedy = Text(f"\n{finding.remedy}" if finding.remedy else "", style="italic")
-        status = Text(finding.status, style=_STYLES[finding.status])
-        drawn.add_row(status, Text(finding.name), Text(finding.value) + remedy)
-    return drawn
+# Checks of all ranks together
 
 
-def as_json(findings: Iterable[Finding]) -> str:
-    found = [asdict(finding) for finding in findings]
-    return json.dumps({"ok": all(f["status"] != "fails" for f in found), "findings": found}, indent=2)
-
-
-# All ranks together
-
-
-def _meet(rank: Rank, seconds: float) -> tuple[Finding, Group | None]:
+def _form_group(rank: Rank, timeout: float) -> tuple[Finding, Group | None]:
     try:
         host, port = main_address()
     except UserError as error:
         value, _, remedy = str(error).partition(": ")
         return Finding("rendezvous", "fails", value, remedy), None
-    deadline = time.monotonic() + seconds
-    # Aside, because the main rank listens only while it waits for the others, which may be for minutes.
-    meeting = _aside(lambda: Group(rank, seconds))
-    reached = _reach(host, port, deadline)
-    if isinstance(reached, OSError):
-        remedy = "is the main rank up, does the name lead to its host, is the port open?"
-        if rank.world_size > rank.local_size and _is_loopback(local_address(host, port)):
-            remedy = "it leads to this host itself: give the main rank's torch.distributed.run --local-addr"
-        return Finding("rendezvous", "fails", f"{host}:{port} not reached in {seconds:g} s: {reached}", remedy), None
-    answer = f"{host}:{port} ({reached[0]}) answers in {1000.0 * reached[1]:.1f} ms"
-    store = _sign_in(rank, host, port, deadline)
+    deadline = time.monotonic() + timeout
+    # The main rank accepts connections only while it forms the group, which may take minutes.
+    forming = in_background(lambda: Group(rank, timeout))
     try:
-        group = meeting.result(max(0.0, deadline - time.monotonic()))
-    except Exception as error:
-        # However the ranks missed each other, it is what was to be found out.
-        missing = _missing(store, rank.world_size)
-        why = f"rank {_join(missing)} did not come in {seconds:g} s" if missing else _why(error, seconds)
-        return Finding("rendezvous", "fails", f"{answer}, but {why}", "see the findings of the other ranks"), None
-    return Finding("rendezvous", "ok", f"{answer}; {rank.world_size} ranks met"), group
-
-
-def _reach(host: str, port: int, deadline: float) -> tuple[str, float] | OSError:
-    """The address behind `host` and the seconds that connecting took; tried until the deadline."""
-    while True:
-        started = time.monotonic()
-        try:
-            with socket.create_connection((host, port), timeout=max(0.1, deadline - started)) as link:
-                return str(link.getpeername()[0]), time.monotonic() - started
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                return error
-        time.sleep(0.1)
-
-
-def _sign_in(rank: Rank, host: str, port: int, deadline: float) -> Store | None:
-    """Leave a mark at the rendezvous, by which a rank that never comes can be named."""
+        address, seconds = network_check.connect(host, port, deadline)
+    except OSError as error:
+        remedy = "check that the main rank runs, that the name resolves to its host and that the port is open"
+        if rank.world_size > rank.local_size and is_loopback(local_address(host, port)):
+            remedy = "the address is this host itself: give --local-addr to the main node's torch.distributed.run"
+        return Finding("rendezvous", "fails", f"{host}:{port} not reached in {timeout:g} s: {error}", remedy), None
+    value = f"{host}:{port} ({address}) answers in {1000.0 * seconds:.1f} ms"
+    store = network_check.register(rank, host, port, deadline)
     try:
-        patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-        store = dist.TCPStore(host, port, wait_for_workers=False, timeout=patience)  # pyright: ignore[reportPrivateImportUsage]
-        store.set(f"doctor/{rank.index}", rank.host)
-    except RuntimeError:
-        return None
-    return store
+        group = forming.result(max(0.0, deadline - time.monotonic()))
+    except Exception as error:  # any error while the group is formed is a finding
+        missing = network_check.missing_ranks(store, rank.world_size)
+        why = f"rank {_join(missing)} did not connect in {timeout:g} s" if missing else _reason(error, timeout)
+        return Finding("rendezvous", "fails", f"{value}, but {why}", "see the findings of the other ranks"), None
+    return Finding("rendezvous", "ok", f"{value}; {rank.world_size} ranks connected"), group
 
 
-def _missing(store: Store | None, size: int) -> list[int]:
-    try:
-        return [index for index in range(size) if store and not store.check([f"doctor/{index}"])]
-    except RuntimeError:
-        return []
-
-
-def _exchange(group: Group, own: list[Finding]) -> list[dict[str, Any]] | None:
-    """Each rank's report in plain values, which a rank of another version can read too."""
-    latency, bandwidth, right = _sum_test(group)
-    reports = group.to_main(
+def _gather_reports(group: Group, own: list[Finding]) -> list[dict[str, Any]] | None:
+    """Send each rank's report to the main rank, in plain values, which other versions of Paceline can read."""
+    timing = network_check.time_all_reduce(group)
+    device = group.rank.device
+    reports = group.gather(
         {
             "host": group.rank.host,
-            "gpu": gpu_uuid(group.rank.device) if group.rank.device.type == "cuda" else "",
+            "gpu": gpu_uuid(device) if device.type == "cuda" else "",
             "versions": _versions(),
             "findings": [astuple(finding) for finding in own],
-            "sums": {"backend": group.backend, "latency": latency, "bandwidth": bandwidth, "right": right},
+            "all_reduce": tuple(timing),
         }
     )
     group.close()
     return reports
 
 
-def _sum_test(group: Group) -> tuple[float, float, bool]:
-    """Seconds for one number, bytes per second for many, and whether all sums were right."""
-    device, size = group.rank.device, group.size
-    # Small whole numbers, whose sum is exact, and not the same everywhere, lest a misplaced part go unseen.
-    ramp = torch.arange(LARGE_SUM_BYTES // 4, device=device).remainder(7).float()
-    right = True
-
-    def seconds(numbers: Tensor) -> float:
-        nonlocal right
-        mine = numbers * (group.rank.index + 1)
-        mine[0].item()  # waits for the device, as the comparison below does
-        started = time.perf_counter()
-        group.sum_(mine)[0].item()
-        elapsed = time.perf_counter() - started
-        right &= torch.equal(mine, numbers * (size * (size + 1) // 2))
-        return elapsed
-
-    # The first ones set up connections.
-    latency = statistics.median([seconds(ramp[1:2]) for _ in range(23)][3:])
-    return latency, LARGE_SUM_BYTES / statistics.median([seconds(ramp) for _ in range(6)][1:]), right
+def combine_reports(reports: Sequence[dict[str, Any]], engine: str) -> list[Finding]:
+    """Return the findings about all ranks together, followed by those of each rank."""
+    hosts = [report["host"] for report in reports]
+    timings = [AllReduceTiming(*report["all_reduce"]) for report in reports]
+    return [
+        *check_versions(reports[0]["versions"], engine),
+        *check_same_versions([report["versions"] for report in reports], hosts),
+        *check_gpu_sharing([(report["gpu"], report["host"]) for report in reports], timings[0].backend),
+        check_all_reduce(timings),
+        *(Finding(*values) for report in reports for values in report["findings"]),
+    ]
 
 
-def _judge(reports: Sequence[dict[str, Any]], engine: str) -> list[Finding]:
-    """What only all ranks together show, and then what each of them found."""
-    hosts, gpus = [report["host"] for report in reports], [(report["gpu"], report["host"]) for report in reports]
-    found = _version_findings(reports[0]["versions"], engine)
-    found += _version_differences([report["versions"] for report in reports], hosts)
-    for (gpu, host), sharers in Counter(gpus).items():
-        if gpu and sharers > 1:
-            ranks = _join(index for index, its in enumerate(gpus) if its == (gpu, host))
-            value = f"ranks {ranks} share {gpu} on {host}, so {reports[0]['sums']['backend']} carries the sums"
-            found.append(Finding("GPU sharing", "advice", value, "one rank per GPU lets nccl carry them, faster"))
-    found.append(_sums([report["sums"] for report in reports]))
-    return found + [Finding(*values) for report in reports for values in report["findings"]]
-
-
-def _sums(of_ranks: Sequence[dict[str, Any]]) -> Finding:
-    """As the slowest rank saw them."""
-    milliseconds = 1000.0 * max(its["latency"] for its in of_ranks)
-    gigabytes = min(its["bandwidth"] for its in of_ranks) / 1e9
-    wrong = [index for index, its in enumerate(of_ranks) if not its["right"]]
-    judged = f"wrong sums on rank {_join(wrong)}" if wrong else "sums right"
-    speed = f"{of_ranks[0]['backend']}, {len(of_ranks)} ranks: {milliseconds:.2f} ms, {gigabytes:.2f} GB/s at 4 MiB"
-    remedy = "network or driver damage data: compare versions, try NCCL_P2P_DISABLE=1"
-    return _checked("all-reduce", f"{speed}; {judged}", remedy, not wrong, "fails")
-
-
-def _versions() -> dict[str, str]:
-    found = versions()
-    found |= {name: found.get(name, "not installed") for name in ("mujoco-warp", "warp-lang")}
-    return found | {"torch's CUDA": torch.version.cuda or "none", "NVIDIA driver": _driver()}
-
-
-def _driver() -> str:
-    file = Path("/proc/driver/nvidia/version")
-    number = re.search(r"\d+\.\d[.\d]*", file.read_text()) if file.exists() else None
-    return number[0] if number else "none"
-
-
-def _version_findings(found: dict[str, str], engine: str) -> list[Finding]:
-    otherwise: Status = "fails" if engine == "warp" else "advice" if _gpu_count() else "ok"
-    remedy = "for GPUs: pip install 'paceline[gpu]'"
-    return [_checked(name, value, remedy, value != "not installed", otherwise) for name, value in found.items()]
-
-
-def _version_differences(found: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[Finding]:
-    remedy = "install the same on all hosts"
+def check_same_versions(found: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[Finding]:
+    remedy = "install the same version on all hosts"
     return [
         Finding(f"{name}, rank {rank} on {hosts[rank]}", "fails", f"{theirs}, but {main} on rank 0, {hosts[0]}", remedy)
         for rank, name, theirs, main in differences(found)
     ]
 
 
-# One host
+def check_gpu_sharing(gpus: Sequence[tuple[str, str]], backend: str) -> list[Finding]:
+    """Report GPUs that several ranks use; `gpus` has the UUID and the host of each rank's GPU."""
+    remedy, findings = "nccl is faster and needs one GPU per rank", []
+    for (gpu, host), count in Counter(gpus).items():
+        if gpu and count > 1:
+            ranks = _join(index for index, other in enumerate(gpus) if other == (gpu, host))
+            value = f"ranks {ranks} share {gpu} on {host}, so the backend is {backend}"
+            findings.append(Finding("GPU sharing", "advice", value, remedy))
+    return findings
 
 
-def _devices(rank: Rank) -> list[Finding]:
-    cores, count, driver = usable_cores(), _gpu_count(), _driver()
-    taken_in_turns = rank.device.type == "cpu" and rank.local_size > cores
+def check_all_reduce(timings: Sequence[AllReduceTiming]) -> Finding:
+    """Report the speed on the slowest rank and the ranks with wrong sums."""
+    milliseconds = 1000.0 * max(timing.latency for timing in timings)
+    gigabytes = min(timing.bandwidth for timing in timings) / 1e9
+    wrong = [index for index, timing in enumerate(timings) if not timing.correct]
+    sums = f"wrong sums on rank {_join(wrong)}" if wrong else "all sums correct"
+    speed = f"{timings[0].backend}, {len(timings)} ranks: {milliseconds:.2f} ms, {gigabytes:.2f} GB/s at 4 MiB"
+    remedy = "the network or the driver corrupts data: compare versions, try NCCL_P2P_DISABLE=1"
+    return _finding("all-reduce", f"{speed}; {sums}", remedy, not wrong, "fails")
+
+
+# Checks of one host
+
+
+def check_versions(found: dict[str, str], engine: str) -> list[Finding]:
+    if_missing: Status = "fails" if engine == "warp" else "advice" if gpu_count() else "ok"
+    remedy = "for GPUs: pip install 'paceline[gpu]'"
+    return [_finding(name, value, remedy, value != "not installed", if_missing) for name, value in found.items()]
+
+
+def check_cpu(rank: Rank) -> Finding:
+    cores = usable_cores()
+    enough = rank.device.type != "cpu" or rank.local_size <= cores
     value = f"{cores} of {os.cpu_count()} cores usable" + f" by {rank.local_size} ranks" * (rank.local_size > 1)
-    found = [_checked("CPU", value, f"ranks take turns: start {cores} on this host", not taken_in_turns)]
+    return _finding("CPU", value, f"ranks share cores: start at most {cores} on this host", enough)
+
+
+def check_gpus() -> list[Finding]:
+    count, driver = gpu_count(), driver_version()
     if not count and driver != "none":
         remedy = "install torch for CUDA" if torch.version.cuda is None else "see CUDA_VISIBLE_DEVICES and nvidia-smi"
-        found.append(Finding("GPU", "advice", f"torch {torch.__version__} sees none, but driver {driver}", remedy))
-    return found + [Finding(f"GPU {i}", "ok", _describe(torch.device("cuda", i))) for i in range(count)]
+        return [Finding("GPU", "advice", f"torch {torch.__version__} finds none, but driver {driver}", remedy)]
+    return [Finding(f"GPU {i}", "ok", _describe(torch.device("cuda", i))) for i in range(count)]
 
 
-def _gpu_count() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _describe(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "cpu"
-    its = torch.cuda.get_device_properties(device)
-    return f"{device}, {its.name}, {_size(its.total_memory)}, {gpu_uuid(device)}"
-
-
-def _transport(rank: Rank) -> list[Finding]:
-    pairs = list(combinations(range(_gpu_count()), 2))
-    found = [_peer_access({pair: torch.cuda.can_device_access_peer(*pair) for pair in pairs})] if pairs else []
-    if os.path.exists("/dev/shm"):
-        shm = os.statvfs("/dev/shm")
-        several_gpus = rank.device.type == "cuda" and (rank.local_size > 1 or bool(pairs))
-        found.append(_shared_memory(shm.f_blocks * shm.f_frsize, several_gpus))
-    return found
-
-
-def _peer_access(reaches: dict[tuple[int, int], bool]) -> Finding:
-    without = [f"{a}-{b}" for (a, b), there in reaches.items() if not there]
-    value = f"not between GPUs {_join(without)}" if without else f"all {len(reaches)} pairs"
-    return _checked("GPU peer access", value, "where NCCL hangs, set NCCL_P2P_DISABLE=1", not without)
-
-
-def _shared_memory(total_bytes: int, several_gpus: bool) -> Finding:
-    remedy = "NCCL passes data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
-    return _checked("/dev/shm", _size(total_bytes), remedy, total_bytes >= SMALLEST_SHM_BYTES or not several_gpus)
-
-
-def _network(rank: Rank) -> list[Finding]:
-    names, found = [name for _, name in socket.if_nameindex()], []
+def check_network(rank: Rank) -> list[Finding]:
+    names, findings = [name for _, name in socket.if_nameindex()], []
     if rank.world_size > 1 and (main := os.environ.get("MASTER_ADDR")):
         address = local_address(main, 1)
         interface = interface_of(address) if address else None
-        through = f"{interface} ({address})" if interface else "no interface with an IPv4 address"
+        route = f"{interface} ({address})" if interface else "no interface with an IPv4 address"
         remedy = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of {_join(names)}"
-        found.append(_checked("network", f"{through} leads to {main}", remedy, interface is not None))
+        findings.append(_finding("network", f"{route} leads to {main}", remedy, interface is not None))
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if asked := os.environ.get(variable):
-            there, remedy = not _absent(variable, asked, names), f"no such interface: unset it, or take {_join(names)}"
-            found.append(_checked(variable, asked, remedy, there, "fails"))
-    return found
+        if value := os.environ.get(variable):
+            remedy = f"no such interface: unset it, or choose from {_join(names)}"
+            findings.append(_finding(variable, value, remedy, not missing_interfaces(variable, value, names), "fails"))
+    return findings
 
 
-def _absent(variable: str, asked: str, names: Sequence[str]) -> list[str]:
-    """Interfaces that are asked for and not there. Gloo takes names and needs them all; NCCL takes beginnings of names,
-    one of which is enough, whole names after "=" and those to leave out after "^"."""
-    words = [word for word in asked.removeprefix("=").split(",") if word]
-    if variable.startswith("GLOO"):
-        return [word for word in words if word not in names]
-    fits = str.__eq__ if asked.startswith("=") else str.startswith
-    there = asked.startswith("^") or any(fits(name, word) for name in names for word in words)
-    return [] if there else words
-
-
-def _host_name(seconds: float) -> Finding:
-    """What other nodes would connect to, if this one were the first of several."""
+def check_host_name(timeout: float) -> Finding:
+    """Check that other nodes could connect to this host by its name, if it were the main node."""
     name, addresses = socket.gethostname(), []
-    # An address for documentation stands for anywhere else.
+    # 192.0.2.1 is reserved for documentation; the route to it is the default route.
     own = local_address("192.0.2.1", 1)
-    remedy = f"no other host can reach that: for several nodes torch.distributed.run needs --local-addr {own}"
+    remedy = f"other hosts cannot reach that: for several nodes give torch.distributed.run --local-addr {own}"
     try:
-        places = _aside(lambda: socket.getaddrinfo(name, None)).result(seconds)
-        addresses = sorted({str(place[4][0]) for place in places})
-        said = f"not needed by one rank; {name} is {_join(addresses)}"
+        resolved = in_background(lambda: socket.getaddrinfo(name, None)).result(timeout)
+        addresses = sorted({str(entry[4][0]) for entry in resolved})
+        value = f"not needed by one rank; {name} is {_join(addresses)}"
     except (OSError, UnicodeError) as error:
-        said = f"not needed by one rank; {name} does not resolve: {_why(error, seconds)}"
-    return _checked("rendezvous", said, remedy, not all(map(_is_loopback, addresses)))
+        value = f"not needed by one rank; {name} does not resolve: {_reason(error, timeout)}"
+    return _finding("rendezvous", value, remedy, not all(map(is_loopback, addresses)))
 
 
-def _is_loopback(address: str | None) -> bool:
-    return address is not None and ip_address(address.partition("%")[0]).is_loopback
+def check_peer_access(access: Mapping[tuple[int, int], bool] | None = None) -> list[Finding]:
+    """Check that all pairs of GPUs can access each other's memory; `access` is measured if it is not given."""
+    if access is None:
+        pairs = combinations(range(gpu_count()), 2)
+        access = {pair: torch.cuda.can_device_access_peer(*pair) for pair in pairs}
+    without = [f"{a}-{b}" for (a, b), possible in access.items() if not possible]
+    value = f"not between GPUs {_join(without)}" if without else f"all {len(access)} pairs"
+    finding = _finding("GPU peer access", value, "if NCCL hangs, set NCCL_P2P_DISABLE=1", not without)
+    return [finding] if access else []
 
 
-def _open_files(rank: Rank) -> Finding:
+def check_shared_memory(total_bytes: int | None, several_gpus: bool) -> list[Finding]:
+    """Check the size of /dev/shm; None if it does not exist."""
+    remedy = "NCCL exchanges data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
+    if total_bytes is None:
+        return []
+    return [_finding("/dev/shm", _size(total_bytes), remedy, total_bytes >= MIN_SHM_BYTES or not several_gpus)]
+
+
+def check_open_files(rank: Rank) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    enough = rank.world_size == 1 or limit >= FEWEST_OPEN_FILES or limit == resource.RLIM_INFINITY
-    return _checked("open files", f"at most {limit}" if limit >= 0 else "no limit", "ulimit -n 4096", enough)
+    enough = rank.world_size == 1 or limit >= MIN_OPEN_FILES or limit == resource.RLIM_INFINITY
+    return _finding("open files", f"at most {limit}" if limit >= 0 else "no limit", "ulimit -n 4096", enough)
 
 
-def _run_dir(run_dir: Path | None, rank: Rank) -> Finding:
-    """Nothing is left behind. Hosts without the main rank write no more than workers' logs there."""
+def check_run_dir(run_dir: Path | None, rank: Rank) -> Finding:
+    """Write a temporary file. Hosts without the main rank write only logs of ranks."""
     path = (run_dir or RUNS).absolute()
     nearest = next(p for p in (path, *path.parents) if os.path.exists(p))
     started = time.perf_counter()
@@ -376,71 +278,66 @@ def _run_dir(run_dir: Path | None, rank: Rank) -> Finding:
     except OSError as error:
         value = f"cannot write in {nearest}: {error.strerror}"
         if rank.index == rank.local_index:
-            return Finding("run directory", "fails", value, "choose another --run-dir, or mend its permissions")
-        return Finding("run directory", "advice", value, "choose another place for workers' logs: --worker-log-dir")
+            return Finding("run directory", "fails", value, "choose another --run-dir, or change its permissions")
+        return Finding("run directory", "advice", value, "choose another directory for logs: --worker-log-dir")
     milliseconds, free = 1000.0 * (time.perf_counter() - started), _size(disk_usage(nearest).free)
     return Finding("run directory", "ok", f"wrote in {nearest} in {milliseconds:.1f} ms, {free} free")
 
 
-# Memory
-
-
-def _memory_fit(entry: Entry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
-    """For `sharers` ranks in one memory: a host's, or a GPU's."""
+def check_memory(entry: Entry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
+    """Check that the envs of `sharers` ranks fit into the memory of one host or GPU."""
     on_gpu = device.type == "cuda"
-    worlds = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
-    at_least_one("--num-envs", worlds)
-    few, many = SAMPLE_WORLDS
-    small, large = least_bytes(entry, few, engine), least_bytes(entry, many, engine)
-    per_world = (large - small) / (many - few)
+    num_envs = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
+    few, many = SAMPLE_ENVS
+    small, large = min_bytes(entry, few, engine), min_bytes(entry, many, engine)
+    per_env = (large - small) / (many - few)
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else free_host_bytes()
-    return _fit(worlds, small - few * per_world, per_world, free, sharers)
+    return check_fit(num_envs, small - few * per_env, per_env, free, sharers)
 
 
-def _fit(worlds: int, fixed: float, per_world: float, free: int, sharers: int) -> Finding:
-    """Sizes in bytes; each of the sharers takes `fixed + worlds * per_world`."""
-    taken, ranks = sharers * (fixed + worlds * per_world), f" for each of {sharers} ranks" if sharers > 1 else ""
-    value = f"{worlds} worlds{ranks} take at least {_size(taken)}; {_size(free)} are free"
-    largest = int((free / sharers - fixed) // per_world)
-    remedy = f"at most --num-envs {largest}" if largest > 0 else "not one world fits: free some memory"
-    return _checked("memory", value, remedy, taken <= free, "fails")
+def check_fit(num_envs: int, fixed: float, per_env: float, free: int, sharers: int) -> Finding:
+    """Compare `free` bytes with those of `sharers` ranks, each of which needs `fixed + num_envs * per_env`."""
+    needed, ranks = sharers * (fixed + num_envs * per_env), f" for each of {sharers} ranks" if sharers > 1 else ""
+    value = f"{num_envs} envs{ranks} need at least {_size(needed)}; {_size(free)} are free"
+    largest = int((free / sharers - fixed) // per_env)
+    remedy = f"at most --num-envs {largest}" if largest > 0 else "not one env fits: free some memory"
+    return _finding("memory", value, remedy, needed <= free, "fails")
 
 
-# Words, and waiting
+# Facts and their text
 
 
-def _aside(work: Callable[[], T]) -> "Future[T]":
-    """Run what may never end in a thread that nobody waits for."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="doctor").start()
-    return future
+def _versions() -> dict[str, str]:
+    found = versions()
+    found |= {name: found.get(name, "not installed") for name in ("mujoco-warp", "warp-lang")}
+    return found | {"torch's CUDA": torch.version.cuda or "none", "NVIDIA driver": driver_version()}
 
 
-def _checked(name: str, value: str, remedy: str, good: bool, otherwise: Status = "advice") -> Finding:
-    return Finding(name, "ok", value) if good else Finding(name, otherwise, value, remedy)
+def _describe(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "cpu"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{device}, {properties.name}, {_size(properties.total_memory)}, {gpu_uuid(device)}"
 
 
-def _why(error: Exception, seconds: float) -> str:
+def _finding(name: str, value: str, remedy: str, ok: bool, otherwise: Status = "advice") -> Finding:
+    return Finding(name, "ok", value) if ok else Finding(name, otherwise, value, remedy)
+
+
+def _reason(error: Exception, timeout: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no end after {seconds:g} s"
-    # Gloo begins with the place in its source.
-    words = re.sub(r"\[enforce fail at [^]]*\] ?", "", str(error)).strip()
-    return (words or type(error).__name__).splitlines()[0]
+        return f"no answer in {timeout:g} s"
+    # Messages of gloo begin with a position in its source code.
+    message = re.sub(r"\[enforce fail at [^]]*\] ?", "", str(error)).strip()
+    return (message or type(error).__name__).splitlines()[0]
 
 
-def _placed(findings: Iterable[Finding], place: str) -> list[Finding]:
+def _with_place(findings: Iterable[Finding], place: str) -> list[Finding]:
     return [replace(finding, name=f"{finding.name}, {place}") for finding in findings]
 
 
-def _join(words: Iterable[object]) -> str:
-    return ", ".join(map(str, words))
+def _join(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))
 
 
 def _size(count: float) -> str:

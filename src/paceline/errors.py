@@ -1,18 +1,19 @@
-"""What went wrong, in the user's words."""
+"""Errors of the user's input."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input: one line that names the value, what is allowed and what to do. The command line exits with 2."""
+    """Invalid input. The message is one line that names the value, the allowed values and a remedy. The command line
+    exits with 2."""
 
     reported: bool = False
-    """True if all ranks of the run know of the error. Then only the main rank prints it."""
+    """True if all ranks of the run have received the error, so that only the main rank prints it."""
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """An unknown name, with the nearest valid one first."""
+    """Return the error for an unknown name. It suggests the nearest valid name."""
     choices, value = sorted(choices), value if len(value) <= 80 else f"{value[:77]}..."
     near = difflib.get_close_matches(value, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -20,5 +21,5 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
 
 
 def one_line(error: BaseException) -> str:
-    """Another library's message, as a part of one of ours."""
+    """Return the message of another library's exception, shortened to one line."""
     return " ".join(str(error).split())[:200] or "no message"

@@ -1,4 +1,4 @@
-"""A trained policy as one file for use elsewhere, its observation normaliser folded in."""
+"""Export a trained policy, with its observation normalizer, to one ONNX or TorchScript file."""
 
 import contextlib
 import importlib
@@ -13,32 +13,35 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paceline.build import OURS, Elsewhere, playable
 from paceline.errors import UserError, unknown
-from paceline.run_dir import write_atomically
+from paceline.learners.networks import Policy
+from paceline.run.directory import write_atomically
+from paceline.training.build import playable
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt"}
 TOLERANCE = 1e-4
 
 
-def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OURS) -> Path:
-    """Write the policy, from observations [batch, n] to actions, and return the file.
+def export(run: str, format: str, output: Path | None, task: str | None = None, activation: str | None = None) -> Path:
+    """Write the policy to a file and return its path.
 
-    ONNX names them "obs" and "actions"; what the policy is of is in its metadata, or in paceline.json inside the
-    TorchScript file.
+    The model has one input [batch, ...] for each observation group that the policy uses: "obs" for the group "policy",
+    and the name of the group for every other one. TorchScript takes them by position. The output is "actions". The
+    metadata of the ONNX model, or paceline.json inside the TorchScript file, has the task, the iteration and the
+    seconds per step.
     """
     if format not in SUFFIXES:
         raise unknown("format", format, SUFFIXES)
-    found = playable(run, elsewhere)
+    found = playable(run, task, activation)
     env, file = found.env, output or found.folder / f"policy{SUFFIXES[format]}"
     if file.exists() and file.samefile(found.file):
-        raise UserError(f"{file} would be written over the policy it is made of: choose another --output")
+        raise UserError(f"{file} would overwrite the checkpoint that is exported: choose another --output")
     _check_place(file, format)
-    policy = found.policy.eval()
-    obs = torch.randn(7, *env.reset()["policy"].shape[1:], generator=torch.Generator().manual_seed(0))
-    if not bool(policy(obs).isfinite().all()):
+    policy, generator = _PositionalPolicy(found.policy).eval(), torch.Generator().manual_seed(0)
+    obs = [torch.randn(7, *env.observation_spec[group].shape, generator=generator) for group in found.policy.groups]
+    if not bool(policy(*obs).isfinite().all()):
         raise UserError(f"the policy of {found.file} gives actions that are not finite: choose another checkpoint")
-    about = {"task": found.task, "iteration": found.iteration, "control_seconds": env.control_seconds}
+    about = {"task": found.task, "iteration": found.iteration, "step_seconds": env.step_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +51,19 @@ def export(run: str, format: str, output: Path | None, elsewhere: Elsewhere = OU
     return file
 
 
-def _onnx(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
+class _PositionalPolicy(nn.Module):
+    """Policy that takes its observation groups as positional arguments, as the exported formats do."""
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        self.policy = policy
+        self.input_names = ["obs" if group == "policy" else group for group in policy.groups]
+
+    def forward(self, *obs: Tensor) -> Tensor:
+        return self.policy(dict(zip(self.policy.groups, obs, strict=True)))
+
+
+def _onnx(policy: _PositionalPolicy, obs: list[Tensor], about: dict[str, object]) -> bytes:
     for package in ("onnx", "onnxscript"):
         try:
             importlib.import_module(package)
@@ -56,13 +71,14 @@ def _onnx(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
             raise UserError(
                 f"--format onnx needs the package {package}: pip install onnx onnxscript, or use --format torchscript"
             ) from None
+    batch = torch.export.Dim("batch")
     with _silence():
         program = torch.onnx.export(
             policy,
-            (obs,),
-            input_names=["obs"],
+            tuple(obs),
+            input_names=policy.input_names,
             output_names=["actions"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamic_shapes=(tuple({0: batch} for _ in obs),),
             dynamo=True,
             verbose=False,
         )
@@ -73,32 +89,34 @@ def _onnx(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
         model.metadata_props.add(key=key, value=str(value))
     content = model.SerializeToString()
 
-    # Only a check: whoever has no ONNX Runtime here can still export.
+    # The check is left out where ONNX Runtime is not installed.
     with contextlib.suppress(ModuleNotFoundError):
         import onnxruntime
 
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        _compare(torch.from_numpy(session.run(["actions"], {"obs": obs.numpy()})[0]), policy(obs))
+        inputs = {name: rows.numpy() for name, rows in zip(policy.input_names, obs, strict=True)}
+        _compare(torch.from_numpy(session.run(["actions"], inputs)[0]), policy(*obs))
     return content
 
 
-def _torchscript(policy: nn.Module, obs: Tensor, about: dict[str, object]) -> bytes:
-    buffer = io.BytesIO()
+def _torchscript(policy: _PositionalPolicy, obs: list[Tensor], about: dict[str, object]) -> bytes:
+    buffer, metadata = io.BytesIO(), json.dumps(about | {"inputs": policy.input_names})
     with _silence():
-        torch.jit.save(torch.jit.trace(policy, (obs,)), buffer, {"paceline.json": json.dumps(about)})
+        torch.jit.save(torch.jit.trace(policy, tuple(obs)), buffer, {"paceline.json": metadata})
         buffer.seek(0)
-        _compare(torch.jit.load(buffer)(obs), policy(obs))
+        _compare(torch.jit.load(buffer)(*obs), policy(*obs))
     return buffer.getvalue()
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Torch's exporters log what they skip and warn about torch's own code."""
+    """Suppress the logs and warnings of torch's exporters about torch's own code."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
+            warnings.filterwarnings("ignore", r"# The axis name: batch will not be used", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:
@@ -109,8 +127,8 @@ def _compare(exported: Tensor, trained: Tensor) -> None:
     if not torch.allclose(exported, trained, rtol=TOLERANCE, atol=TOLERANCE):
         worst = (exported - trained).abs().max().item()
         raise RuntimeError(
-            f"the exported policy's actions differ from the trained one's by up to {worst:g}: nothing was written; "
-            "please report this, with the versions in the run's result.json"
+            f"the actions of the exported policy differ from those of the trained one by up to {worst:g}: nothing was "
+            "written; please report this, with the versions in the run's result.json"
         )
 
 
@@ -118,4 +136,4 @@ def _check_place(file: Path, format: str) -> None:
     if file.suffix in set(SUFFIXES.values()) - {SUFFIXES[format]}:
         raise UserError(f"--output {file} with --format {format}: give a name that ends in {SUFFIXES[format]}")
     if os.path.exists(file) and not os.path.isfile(file):
-        raise UserError(f"cannot write the policy {file}: it is there and is not a file; choose another --output")
+        raise UserError(f"cannot write the policy {file}: it exists and is not a file; choose another --output")

@@ -1,4 +1,5 @@
-"""Cartpole with faults on order, as a package of its own: the environment variable FAULT says which, where and when."""
+"""A package with a cartpole task that fails on request: the environment variable FAULT says how, on which rank and
+when."""
 
 import os
 import subprocess
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import UserError
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 
@@ -60,7 +61,7 @@ class Faulty(Cartpole):
 ENTRY = TaskEntry(
     Faulty,
     summary="goes wrong",
-    ppo=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    training=TrainingSettings(horizon=8, epochs=2, minibatches=2, hidden_layers=(16,)),
     max_iterations=40,
     cpu_envs=6,
 )
@@ -68,7 +69,7 @@ ENTRY = TaskEntry(
 
 
 def install(site: Path, task: str = TASK) -> Path:
-    """As pip would put it there."""
+    """Install the package into a directory, as pip does."""
     info = site / "faulty-1.dist-info"
     info.mkdir(parents=True)
     (site / "faulty.py").write_text(task)
@@ -78,7 +79,7 @@ def install(site: Path, task: str = TASK) -> Path:
 
 
 def start(cwd: Path, site: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
-    """`paceline WORDS`, in a process group of its own."""
+    """Start `paceline ARGV` in a new process group."""
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables
     return subprocess.Popen(
         [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words],
@@ -98,7 +99,7 @@ def children(pid: int) -> list[int]:
 
 
 def left_behind(mark: str) -> dict[int, str]:
-    """Processes whose command line has `mark` in it: the command lines by process ID."""
+    """Return the processes whose command line contains `mark`: command lines by process ID."""
     found = {}
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -111,7 +112,7 @@ def left_behind(mark: str) -> dict[int, str]:
 
 
 def process_of_rank(mark: str, index: int) -> int:
-    """Process ID of a rank, among the processes whose command line has `mark` in it."""
+    """Return the process ID of a rank, among the processes whose command line contains `mark`."""
     for pid in left_behind(mark):
         if f"RANK={index}" in Path(f"/proc/{pid}/environ").read_text().split("\0"):
             return pid

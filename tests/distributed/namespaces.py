@@ -1,4 +1,5 @@
-"""Nodes on one machine: network namespaces with a name and an address each, on a switch; their links can be cut."""
+"""Nodes on one machine: network namespaces with a host name and an address each, connected by a bridge. Links can be
+cut."""
 
 import os
 import signal
@@ -13,13 +14,13 @@ from pathlib import Path
 
 from tests.signals import DEFAULT_SIGNALS
 
-# A node's own host name and its own /etc/hosts, then the command, in the same process.
+# Set the node's host name and /etc/hosts, then run the command in the same process.
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
 @dataclass(frozen=True)
 class Node:
-    """As a machine of its own to whatever is started on it, but for the file system, which all nodes share."""
+    """A node with its own network and host name. All nodes share the file system."""
 
     name: str
     address: str
@@ -29,7 +30,7 @@ class Node:
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
-        """Run a command here; its output goes to the end of a file."""
+        """Start a command on the node and append its output to a file."""
         enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
         with output.open("ab") as file:
             process = subprocess.Popen(
@@ -43,7 +44,7 @@ class Node:
         return process
 
     def cut(self) -> None:
-        """As if its cable was pulled: what is sent from here or to here gets lost, and nobody is told."""
+        """Drop all packets from and to the node."""
         self._link("down")
 
     def mend(self) -> None:
@@ -53,7 +54,7 @@ class Node:
         _ip("-n", self.switch, "link", "set", self.name, state)
 
     def processes(self) -> list[int]:
-        """Of all that was started here, what still runs."""
+        """Return the processes started on the node that still run."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], check=True, capture_output=True, text=True)
         return [int(pid) for pid in listed.stdout.split() if not _is_dead(int(pid))]
 
@@ -72,8 +73,8 @@ class Node:
 
 @contextmanager
 def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
-    """So many nodes, `node1` with the address 10.213.7.1 and so on, which reach each other and nothing else. A node's
-    own name means that address to itself too, or `own_name`. At the end all that runs on them is killed."""
+    """Create `count` nodes, `node1` with the address 10.213.7.1 and so on, which reach only each other. A node
+    resolves its own name to that address, or to `own_name`. At the end all processes on them are killed."""
     mark = uuid.uuid4().hex[:8]
     switch = f"paceline_{mark}_switch"
     with ExitStack() as stack:
@@ -111,7 +112,7 @@ def _ip(*words: str) -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Gone, or a zombie that only its parent can bury."""
+    """Return whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:

@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def variables(index: int, count: int, port: int) -> dict[str, str]:
-    """What a launcher tells a rank of one host."""
+    """Return the environment variables that a launcher sets for a rank of one host."""
     return {
         "RANK": str(index),
         "LOCAL_RANK": str(index),
@@ -33,7 +33,7 @@ def variables(index: int, count: int, port: int) -> dict[str, str]:
 
 
 def on_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
-    """What `work(*arguments)` returns in each of `count` processes; an exception in one is raised here."""
+    """Return what `work(*arguments)` returns in each of `count` processes. An exception in one is raised here."""
     port, context = free_port(), get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(index) for index in range(count)]

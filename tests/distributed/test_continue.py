@@ -1,4 +1,4 @@
-"""Which run a start continues: real launchers, real restarts."""
+"""Tests of which run a start continues, with real launchers and real restarts."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.faults import children, install, left_behind, start
 from tests.distributed.ranks import free_port
 

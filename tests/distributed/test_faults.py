@@ -1,4 +1,4 @@
-"""The failure of one is known to all, and a run survives it: real ranks, real signals."""
+"""A failure of one rank is known to all ranks, and a run survives it: real ranks, real signals."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, process_of_rank, start
 
 HOST = socket.gethostname()
@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(cwd: Path, site: Path, *words: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
-    """The exit code and words of a run of two ranks, and how long it went on after its fault."""
+    """Return the exit code and output of a run of two ranks, and how long it ran after its fault."""
     file = cwd / "fault"
     if fault:
         variables["FAULT"] = f"{fault}:{file}"
@@ -75,7 +75,7 @@ def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):
     code, _, complained, since = train(tmp_path, site, "--timeout", "3", fault="SIGSTOP:1:60")
     assert code == 1
     assert since < 13.0
-    assert f"not heard of for 3 s (--timeout); rank 1 on {HOST}" in complained
+    assert f"no heartbeat for 3 s (--timeout); rank 1 on {HOST}" in complained
     assert result(tmp_path)["status"] == "failed"
 
 
@@ -157,7 +157,8 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
                 (run / "workers" / "rank_1.log").exists() and "steps/s" in (run / "workers" / "rank_1.log").read_text()
             )
         )
-        # A terminal and many a scheduler ask every process, and the launcher passes it on: ranks are asked twice.
+        # A terminal and some schedulers signal every process, and the launcher passes the signal on: ranks get it
+        # twice.
         (os.killpg if signals == "everyone" else os.kill)(process.pid, signal.SIGINT)
         asked = time.monotonic()
         said, _ = process.communicate(timeout=SECONDS)
@@ -166,7 +167,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
     assert time.monotonic() - asked < 5.0
     assert process.returncode == 130
     assert result(tmp_path)["status"] == "interrupted"
-    assert "go on" in said
+    assert "resume   " in said
     assert left_behind(str(run)) == {}
     iterations = result(tmp_path)["iterations"]
     assert checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]["iteration"] == iterations
@@ -187,7 +188,7 @@ def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, t
         main, other = (process_of_rank(str(run), index) for index in (0, 1))
         os.kill(main, signal.SIGTERM)
         until(lambda: main not in left_behind(str(run)))
-        # Time enough for the other one to find that the main rank cannot be reached.
+        # This is enough time for the other rank to find that the main rank cannot be reached.
         time.sleep(2.0)
         os.kill(other, signal.SIGTERM)
         _, said = process.communicate(timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""Who this process is, from what a launcher or a platform sets; and commands that are not ranks whatever is set."""
+"""The rank from the variables that a launcher or a platform sets, and commands that ignore them."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.errors import UserError
@@ -19,7 +19,7 @@ LAUNCHED = variables(0, 2, 29500)
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The variables of rank 0 of 2."""
+    """Set the variables of rank 0 of 2."""
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
@@ -42,7 +42,7 @@ def test_a_rank_that_no_launcher_made_joins_nobody(launcher: pytest.MonkeyPatch)
     launcher.setenv("MASTER_PORT", str(free_port()))
     group = Group(Rank())
     assert group.alone
-    assert group.everyone("a") == ["a"]
+    assert group.all_gather("a") == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tm
 
 
 def error_of(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command prints, in this process, when it ends with 2."""
+    """Return what the command prints in this process when it exits with 2."""
     patch.setattr(sys, "argv", ["paceline", *words])
     assert main() == 2
     return capsys.readouterr().err
@@ -154,7 +154,7 @@ def test_the_main_rank_of_a_training_run_prints_for_the_others(tmp_path: Path):
 def test_a_rank_that_meets_no_other_prints_its_own_error(
     launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    launcher.setattr("paceline.cli._REPORT_SECONDS", 1.0)
+    launcher.setattr("paceline.cli.train.REPORT_SECONDS", 1.0)
     launcher.setenv("MASTER_PORT", str(free_port()))
     launcher.setenv("RANK", "1")
     assert "did you mean 'cartpole'" in error_of(["train", "cartpol"], launcher, capsys)

@@ -1,5 +1,5 @@
-"""A suspended job continues: all of its processes are stopped for longer than --timeout, as Slurm's suspend and docker
-pause do."""
+"""A suspended job continues: all of its processes are stopped for longer than --timeout, as Slurm's suspend and
+docker pause do."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, start
 
 SECONDS = 90.0
@@ -32,7 +32,7 @@ def train(run: Path, site: Path) -> subprocess.Popen[str]:
 
 
 def send(run: Path, number: signal.Signals, order: random.Random) -> None:
-    """To all processes of a run, launcher included, in any order."""
+    """Send a signal to all processes of a run, including the launcher, in any order."""
     pids = list(left_behind(str(run)))
     for pid in order.sample(pids, len(pids)):
         with suppress(ProcessLookupError):

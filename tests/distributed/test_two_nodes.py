@@ -1,4 +1,4 @@
-"""Two nodes for real: network namespaces with their own names and addresses, torch.distributed.run on each."""
+"""Two nodes: network namespaces with their own names and addresses, torch.distributed.run on each."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from paceline import checkpoint
+from paceline.run import checkpoint
 from tests.distributed.namespaces import Node, network
 
 pytestmark = pytest.mark.root
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.root
 PORT = 29400
 SECONDS = 90.0
 SMALL = "--gpu-ids none --num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16"
-# Silence is noticed after seconds here, not after the minutes that suit a cluster.
+# Missing heartbeats are detected within seconds here, not within the minutes that suit a cluster.
 IMPATIENT = "--rdzv-conf=join_timeout=60,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 def start(node: Node, main: Node, run: Path, iterations: int, nodes: str = "2", restarts: int = 3) -> Any:
-    """torch.distributed.run with a c10d rendezvous at the main node."""
+    """Return the command line of torch.distributed.run with a c10d rendezvous at the main node."""
     options = f"--nnodes={nodes} --nproc_per_node=1 --rdzv_id=job --rdzv_backend=c10d --max-restarts={restarts}"
     options += f" --rdzv_endpoint={main.address}:{PORT} --local-addr={node.address} --monitor-interval=0.1 {IMPATIENT}"
     words = f"-m torch.distributed.run {options} -m paceline train cartpole --distributed {SMALL}"
@@ -62,12 +62,12 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def has_worker(node: Node) -> bool:
-    """Whether more than the launcher runs there."""
+    """Return whether ranks run on the node."""
     return len(node.processes()) > 1
 
 
 def learned(run: Path) -> dict[str, torch.Tensor]:
-    """All that was learned, by name."""
+    """Return all learned tensors by name."""
     state = checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]
     parts = state["networks"], state["adam"], state["normalizers"]["policy"]
     return {name: tensor for part in parts for name, tensor in part.items()}
@@ -100,7 +100,7 @@ def test_two_nodes_train_as_one(undisturbed: Path):
 
 
 def start_by_platform(nodes: list[Node], run: Path, iterations: int) -> list[subprocess.Popen[bytes]]:
-    """One shell command for all nodes, with what a platform tells them: their number and the main one's address."""
+    """Run one shell command on all nodes, with the variables that a platform sets."""
     options = "--nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE --monitor-interval=0.1"
     options += " --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT --max-restarts=1"
     words = f"-m paceline train --task=cartpole --headless --distributed {SMALL}"
@@ -115,7 +115,7 @@ def start_by_platform(nodes: list[Node], run: Path, iterations: int) -> list[sub
 
 def test_a_platforms_variables_are_passed_on_to_a_fixed_main_node(tmp_path: Path):
     run = tmp_path / "run"
-    # To itself a Debian host's own name is a loopback address, which gloo left alone would offer to the other node.
+    # A Debian host resolves its own name to a loopback address, which gloo by default offers to the other node.
     with network(2, own_name="127.0.1.1") as nodes:
         assert ended(start_by_platform(nodes, run, iterations=3), tmp_path) == [0, 0]
     assert (result(run)["status"], result(run)["world_size"]) == ("completed", 4)
@@ -139,7 +139,7 @@ def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: 
         processes = [start(node, nodes[0], run, 150) for node in nodes]
         until(lambda: has_checkpoint(run), tmp_path)
         nodes[1].cut()
-        # All ranks must have noticed by themselves, before the link is back.
+        # All ranks must detect the failure by themselves before the link is restored.
         until(lambda: not any(has_worker(node) for node in nodes), tmp_path, 20.0)
         assert "rank 1 on node2" in result(run)["cause"]
         nodes[1].mend()
@@ -157,14 +157,14 @@ def test_a_lost_node_lets_the_other_go_on_and_is_taken_in_again(lost: int, tmp_p
     run = tmp_path / "run"
 
     def trains_on(ranks: int) -> bool:
-        """Whether so many ranks are at it, and have made a checkpoint of their own."""
+        """Return whether this number of ranks is training and has written a checkpoint."""
         files = checkpoint.listing(run / "checkpoints")
         found = result(run)
         running = (found["status"], found["world_size"]) == ("running", ranks)
         return bool(running and files and files[-1].stat().st_mtime > (run / "result.json").stat().st_mtime)
 
     with network(2) as nodes:
-        # Launchers meet at the node that stays.
+        # The rendezvous is on the node that stays.
         kept = nodes[1 - lost]
         processes = [start(node, kept, run, 10**6, nodes="1:2") for node in nodes]
         until(lambda: trains_on(2), tmp_path)

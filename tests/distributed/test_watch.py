@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, measured in the time in which they run: real processes over gloo."""
+"""Time limits of ranks count the time in which they run: real processes over gloo."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SUSPENDED = 6.0
 
 
 def keep_waiting(late_rank: int, folder: Path) -> None:
-    """One rank does not enter a collective in time, although it is alive."""
+    """One rank is alive but does not enter a collective in time."""
     rank = this_rank(())
 
     def write(failure: Failure) -> None:
@@ -43,10 +43,10 @@ def test_a_rank_that_is_alive_but_late_is_waited_for_up_to_a_limit_and_named(lat
 
 
 def suspend_all() -> tuple[float, float]:
-    """All ranks are stopped while one of them waits in a collective; return its sum and how long the wait took."""
+    """Stop all ranks while one of them waits in a collective; return its sum and the duration of the wait."""
     rank = this_rank(())
     group = Group(rank, timeout_seconds=LIMIT, on_failure=print, late_seconds=LIMIT)
-    pids = " ".join(map(str, group.everyone(os.getpid())))
+    pids = " ".join(map(str, group.all_gather(os.getpid())))
     script = f"sleep 0.5; kill -STOP {pids}; sleep {SUSPENDED}; kill -CONT {pids}"
     with subprocess.Popen(["sh", "-c", script if rank.is_main else "sleep 1"]) as shell:
         if not rank.is_main:

@@ -1,4 +1,4 @@
-"""A checkpoint of any number of ranks goes on with any other."""
+"""A checkpoint of any number of ranks continues with any other number."""
 
 import dataclasses
 from pathlib import Path
@@ -8,12 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
-from paceline.config import TrainConfig
-from paceline.distributed.worlds import cut, joined, shares
+from paceline.distributed.sharding import concatenate, shard, shard_ranges
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.train import train
 from tests.distributed.ranks import on_ranks
 
@@ -24,12 +23,12 @@ CONFIG = TrainConfig(
     seed=3,
     max_iterations=2,
     logger="none",
-    settings=PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16,)),
+    settings={"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)},
 )
 
 
 def go_on(path: Path, iterations: int, **changes: Any) -> dict[str, Any]:
-    """A run, or two more iterations of it, on whatever ranks this process is one of."""
+    """Train a run, or two more iterations of it, on the ranks of this process's launcher."""
     run = RunDir(path)
     resume_from = checkpoint.newest(run.checkpoints) if iterations > 2 else None
     config = dataclasses.replace(CONFIG, max_iterations=iterations, **changes)
@@ -45,13 +44,13 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
     for iterations, ranks in ((2, 4), (4, 1), (6, 3), (8, 2), (10, 4)):
         results = on_ranks(ranks, go_on, changing, iterations) if ranks > 1 else [go_on(changing, iterations)]
         assert [result["total_envs"] for result in results] == [10] * ranks
-        assert [result["num_envs"] for result in results] == [len(part) for part in shares(10, ranks)]
+        assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
         go_on(alone, iterations)
         ours, theirs = newest(changing), newest(alone)
         for name, weights in theirs["learner"]["networks"].items():
             torch.testing.assert_close(ours["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
-        for name, tensor in theirs["learner"]["worlds"]["env"].items():
-            torch.testing.assert_close(ours["learner"]["worlds"]["env"][name], tensor, rtol=1e-3, atol=1e-4)
+        for name, tensor in theirs["learner"]["envs"].items():
+            torch.testing.assert_close(ours["learner"]["envs"][name], tensor, rtol=1e-3, atol=1e-4)
         for counter in ("iteration", "steps", "epochs"):
             assert ours["learner"][counter] == theirs["learner"][counter]
         assert ours["totals"]["env_steps"] == theirs["totals"]["env_steps"] == iterations * 8 * 10
@@ -79,14 +78,14 @@ def refused(path: Path) -> str:
 
 @pytest.mark.parametrize(("total", "ranks"), [(10, 1), (10, 3), (10, 4), (7, 7)])
 def test_shares_are_consecutive_complete_and_even(total: int, ranks: int):
-    found = shares(total, ranks)
+    found = shard_ranges(total, ranks)
     assert [world for part in found for world in part] == list(range(total))
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_states_that_are_cut_and_joined_are_what_they_were():
     state = {"a": torch.arange(10), "b": {"c": torch.randn(10, 3), "steps": torch.tensor(4)}}
-    whole = joined([cut(state, part) for part in shares(10, 3)])
+    whole = concatenate([shard(state, part) for part in shard_ranges(10, 3)])
     assert torch.equal(whole["a"], state["a"])
     assert torch.equal(whole["b"]["c"], state["b"]["c"])
     assert whole["b"]["steps"] == 4

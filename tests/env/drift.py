@@ -1,4 +1,4 @@
-"""A task whose every number can be worked out by hand."""
+"""A task all of whose numbers can be computed by hand."""
 
 import math
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState, ResetState, Task
 
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(Task):
     """A block drifts along a rail without friction, from somewhere in [-1, 0) at 1 to 2 m/s, until it meets the wall.
-    Some of what it observes is the simulation's own memory, as a task author may well write it."""
+    Some observations are tensors of the simulation itself, as a task may return them."""
 
     wall: float = math.inf
     episode_seconds: float = 0.4
     decimation: int = 4
 
-    actions = 1
-    reset_numbers = 2
+    num_actions = 1
+    num_reset_samples = 2
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string("""
@@ -33,19 +33,19 @@ class Drift:
           <sensor><jointpos name="place" joint="rail"/></sensor>
         </mujoco>""")
 
-    def control(self, worlds: Worlds) -> Tensor:
-        return worlds.action
+    def control(self, state: EnvState) -> Tensor:
+        return state.action
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        steps = worlds.episode_step[:, None].float()
-        policy = torch.cat((worlds.qpos, worlds.qvel, worlds.action, worlds.last_action, steps), dim=1)
-        return {"policy": policy, "critic": worlds.qpos, "sensed": worlds.sensor("place")}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        steps = state.episode_step[:, None].float()
+        policy = torch.cat((state.qpos, state.qvel, state.action, state.last_action, steps), dim=1)
+        return {"policy": policy, "critic": state.qpos, "sensed": state.sensor("place")}
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"place": worlds.qpos[:, 0], "crash": -5.0 * terminated.float()}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"place": state.qpos[:, 0], "crash": -5.0 * terminated.float()}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return worlds.qpos[:, 0] > self.wall
+    def terminated(self, state: EnvState) -> Tensor:
+        return state.qpos[:, 0] > self.wall
 
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        return -uniform[:, :1], 1.0 + uniform[:, 1:]
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        return ResetState(-uniform[:, :1], 1.0 + uniform[:, 1:])

@@ -14,19 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import (
-    AnyTask,
-    HasConstants,
-    HasSenses,
-    Measures,
-    Pushes,
-    Randomizes,
-    Resamples,
-    Senses,
-    Start,
-    TaskWithMemory,
-    Worlds,
-)
+from paceline.env.task import EnvState, ResetState, Task, overrides
 
 
 class RefusedError(Exception):
@@ -99,13 +87,15 @@ def _fault_of_call(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
-class GuardedTask:
-    """A task whose functions run under both modes, may only read their worlds, and must return what `Task` says."""
+class GuardedTask(Task):
+    """A task whose functions run under both modes, may only read the state, and must return what `Task` says."""
 
     def __init__(self, task: Any):
         self._task = task
         self.decimation, self.episode_seconds = task.decimation, task.episode_seconds
-        self.actions, self.reset_numbers = task.actions, task.reset_numbers
+        self.num_actions, self.num_reset_samples = task.num_actions, task.num_reset_samples
+        self.num_step_samples = task.num_step_samples
+        self.observation_history, self.observation_delay = task.observation_history, task.observation_delay
         self.calls: Counter[str] = Counter()
         self.controls = 0
 
@@ -114,56 +104,71 @@ class GuardedTask:
         self.controls = model.nu
         return model
 
-    def control(self, worlds: Worlds) -> Tensor:
-        with self.guard("control", worlds):
-            control = self._task.control(worlds)
-        return _checked("control", control, (len(worlds.qpos), self.controls))
+    def control(self, state: EnvState) -> Tensor:
+        with self.guard("control", state):
+            control = self._task.control(state)
+        return _checked("control", control, (len(state.qpos), self.controls))
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        with self.guard("observe", worlds):
-            groups = self._task.observe(worlds)
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        with self.guard("observe", state):
+            groups = self._task.observe(state)
         assert "policy" in groups
         for name, group in groups.items():
-            _checked(f"observe: {name}", group, (len(worlds.qpos), *group.shape[1:]), dtype=group.dtype)
+            _checked(f"observe: {name}", group, (len(state.qpos), *group.shape[1:]), dtype=group.dtype)
             assert group.dim() >= 2, name
         return groups
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        with self.guard("reward", worlds):
-            terms = self._task.reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        with self.guard("reward", state):
+            terms = self._task.reward(state, terminated)
         for name, term in terms.items():
-            _checked(f"reward: {name}", term, (len(worlds.qpos),))
+            _checked(f"reward: {name}", term, (len(state.qpos),))
         return terms
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        with self.guard("terminated", worlds):
-            ended = self._task.terminated(worlds)
-        return _checked("terminated", ended, (len(worlds.qpos),), dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        with self.guard("terminated", state):
+            ended = self._task.terminated(state)
+        return _checked("terminated", ended, (len(state.qpos),), dtype=torch.bool)
 
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         assert type(uniform) is Tensor
-        with self.guard("reset", None):
-            qpos, qvel = self._task.reset(uniform)
-        return _checked("reset: qpos", qpos, (len(uniform), -1)), _checked("reset: qvel", qvel, (len(uniform), -1))
+        with self.guard("reset", state):
+            reset = self._task.reset(state, uniform)
+        _checked("reset: qpos", reset.qpos, (len(uniform), -1))
+        _checked("reset: qvel", reset.qvel, (len(uniform), -1))
+        self.check_entries("reset", reset.task_state, len(uniform))
+        return reset
+
+    def constants(self) -> dict[str, tuple[float, ...]]:
+        return self._task.constants()
+
+    def state_spec(self) -> dict[str, int]:
+        return self._task.state_spec()
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return self._task.randomized_fields()
+
+    def check_entries(self, function: str, entries: dict[str, Tensor], num_envs: int) -> dict[str, Tensor]:
+        for name, values in entries.items():
+            _checked(f"{function}: {name}", values, (num_envs, self.state_spec()[name]))
+        return entries
 
     @contextmanager
-    def guard(self, function: str, worlds: Worlds | None) -> Iterator[None]:
+    def guard(self, function: str, state: EnvState) -> Iterator[None]:
         self.calls[function] += 1
-        before = _versions(worlds)
+        before = _versions(state)
         with RefuseSyncs(), RefuseHost():
             yield
-        written = [name for name, version in _versions(worlds).items() if version != before[name]]
+        written = [name for name, version in _versions(state).items() if version != before[name]]
         assert not written, f"{function} wrote to {written}"
 
 
-def _versions(worlds: Worlds | None) -> dict[str, int]:
-    """How often each tensor that a task may only read has been written to."""
-    if worlds is None:
-        return {}
+def _versions(state: EnvState) -> dict[str, int]:
+    """Return the number of writes to each tensor that a task may only read."""
     names = ("qpos", "qvel", "act", "time", "sensordata")
-    read = {name: getattr(worlds.sim, name) for name in names}
-    read |= {"action": worlds.action, "last_action": worlds.last_action, "episode_step": worlds.episode_step}
-    read |= worlds.memory
+    read = {name: getattr(state.sim, name) for name in names}
+    read |= {"action": state.action, "last_action": state.last_action, "episode_step": state.episode_step}
+    read |= state.task_state
     for name, tensor in read.items():
         assert type(tensor) is Tensor, name
     return {name: tensor._version for name, tensor in read.items()}
@@ -177,112 +182,64 @@ def _checked(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype =
     return value
 
 
-class _WithMemory(GuardedTask):
-    @property
-    def step_numbers(self) -> int:
-        return self._task.step_numbers
-
-    def memory(self) -> dict[str, int]:
-        return self._task.memory()
-
-    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        with self.guard("advance", worlds):
-            parts = self._task.advance(worlds, uniform)
-        return self._checked_parts("advance", parts, len(uniform))
-
-    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        with self.guard("start", worlds):
-            start = self._task.start(worlds, uniform)
-        _checked("start: qpos", start.qpos, (len(uniform), -1))
-        _checked("start: qvel", start.qvel, (len(uniform), -1))
-        self._checked_parts("start", start.memory, len(uniform))
-        return start
-
-    def _checked_parts(self, function: str, parts: dict[str, Tensor], worlds: int) -> dict[str, Tensor]:
-        for name, part in parts.items():
-            _checked(f"{function}: {name}", part, (worlds, self.memory()[name]))
-        return parts
+def _update_state(self: Any, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+    with self.guard("update_state", state):
+        entries = self._task.update_state(state, uniform)
+    return self.check_entries("update_state", entries, len(uniform))
 
 
-class _Resampling(_WithMemory):
-    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        with self.guard("resample", worlds):
-            parts = self._task.resample(worlds, uniform)
-        return self._checked_parts("resample", parts, len(uniform))
+def _resample(self: Any, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+    with self.guard("resample", state):
+        entries = self._task.resample(state, uniform)
+    return self.check_entries("resample", entries, len(uniform))
 
 
-class _WithConstants(GuardedTask):
-    def constants(self) -> dict[str, tuple[float, ...]]:
-        return self._task.constants()
+def _push_velocity(self: Any, state: EnvState) -> Tensor:
+    with self.guard("push_velocity", state):
+        change = self._task.push_velocity(state)
+    return _checked("push_velocity", change, tuple(state.qvel.shape))
 
 
-class _Pushing(GuardedTask):
-    def push(self, worlds: Worlds) -> Tensor:
-        with self.guard("push", worlds):
-            change = self._task.push(worlds)
-        return _checked("push", change, tuple(worlds.qvel.shape))
+def _metrics(self: Any, state: EnvState) -> dict[str, Tensor]:
+    with self.guard("metrics", state):
+        metrics = self._task.metrics(state)
+    for name, metric in metrics.items():
+        _checked(f"metrics: {name}", metric, (len(state.qpos),))
+    return metrics
 
 
-class _Measuring(GuardedTask):
-    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
-        with self.guard("measure", worlds):
-            measures = self._task.measure(worlds)
-        for name, measure in measures.items():
-            _checked(f"measure: {name}", measure, (len(worlds.qpos),))
-        return measures
+HOOKS = {"update_state": _update_state, "resample": _resample, "push_velocity": _push_velocity, "metrics": _metrics}
 
 
-class _Randomizing(GuardedTask):
-    @property
-    def randomization(self) -> tuple[Randomization, ...]:
-        return self._task.randomization
-
-
-class _Sensing(GuardedTask):
-    @property
-    def senses(self) -> Senses:
-        return self._task.senses
-
-
-def guarded(task: AnyTask) -> Any:
-    """With those of the guards that the task has something for."""
-    kinds = {
-        Resamples: _Resampling,
-        TaskWithMemory: _WithMemory,
-        HasConstants: _WithConstants,
-        Pushes: _Pushing,
-        Measures: _Measuring,
-        Randomizes: _Randomizing,
-        HasSenses: _Sensing,
-    }
-    guards = tuple(guard for protocol, guard in kinds.items() if isinstance(task, protocol))
-    return type("Guarded", (*guards, GuardedTask), {})(task)
+def guarded(task: Task) -> GuardedTask:
+    """Return the task with guards around its functions, and around the hooks that it overrides."""
+    return type("Guarded", (GuardedTask,), {name: hook for name, hook in HOOKS.items() if overrides(task, name)})(task)
 
 
 @dataclass(frozen=True)
 class Happened:
     calls: Counter[str]
-    """How often each of the task's functions ran."""
+    """Number of calls of each function of the task."""
     terminated: int
     truncated: int
 
 
-def run_refusing_syncs(task: AnyTask, worlds: int = 6, steps: int = 64) -> Happened:
-    """Step an env of `task` on the C engine while everything is refused that a CUDA graph could not hold. On the way
-    one world fails and every second reaches its time limit."""
+def run_refusing_syncs(task: Task, num_envs: int = 6, steps: int = 64) -> Happened:
+    """Step an env of `task` on the C engine while everything is refused that a CUDA graph could not hold. One env fails
+    and every second reaches its time limit."""
     watched = guarded(task)
-    env = RobotEnv(watched, worlds, "mujoco", seed=1)
+    env = RobotEnv(watched, num_envs, "mujoco", seed=1)
     state = env.state()
     state["sim/qpos"][0] = torch.nan
-    state["episode_step"][1::2] = env.episode_steps - steps // 2
+    state["episode_step"][1::2] = env.max_episode_steps - steps // 2
     env.load_state(state)
 
-    actions = torch.randn(steps, worlds, env.actions, generator=torch.Generator().manual_seed(0))
+    actions = torch.randn(steps, num_envs, env.num_actions, generator=torch.Generator().manual_seed(0))
     taken = []
     with RefuseSyncs():
         for i, action in enumerate(actions.unbind()):
             if i % 8 == 0:
-                env.prefetch(8)
+                env.prefetch_random(8)
             taken.append(env.step(action))
         first_obs = env.reset()
 

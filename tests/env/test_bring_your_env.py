@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
-from paceline.build import trained
-from paceline.config import TrainConfig
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
+from paceline.training.build import trained
 from tests.tasks.test_add_a_task import paceline, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring_your_env.md"
@@ -55,8 +55,8 @@ def test_the_pages_commands_run(words: list[str], site: Path, tmp_path: Path):
 
 def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
-    settings, console = registry.find("point").ppo, Console(quiet=True)
-    config = TrainConfig(task="point", env={}, settings=settings, num_envs=32, max_iterations=20, logger="none")
+    console = Console(quiet=True)
+    config = TrainConfig(task="point", env={}, num_envs=32, max_iterations=20, logger="none")
     whole = train(config, RunDir(tmp_path / "whole"), console)
     run = RunDir(tmp_path / "parts")
     early = train(replace(config, max_iterations=5), run, console)
@@ -68,7 +68,7 @@ def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(site)
     entry = registry.find("point")
     assert isinstance(entry, registry.EnvEntry)
-    env = entry.make(entry.task(edge=0.5), num_envs=3, device=torch.device("cpu"), seed=0, first_world=0)
+    env = entry.make(entry.task(edge=0.5), num_envs=3, device=torch.device("cpu"), seed=0, first_env=0)
     env.reset()
     step = env.step(torch.ones(3, 2))
     seen = (step.obs["policy"], step.final_obs["policy"], step.reward, step.log)
@@ -85,4 +85,4 @@ def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     trained(str(tmp_path / "run"))
     with pytest.raises(UserError, match="task 'point' cannot be drawn: its EnvEntry has no `drawn`"):
-        trained(str(tmp_path / "run"), drawn=True)
+        trained(str(tmp_path / "run"), renderable=True)

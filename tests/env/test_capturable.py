@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState, ResetState, overrides
 from paceline.tasks import registry
 from paceline.tasks.cartpole import Cartpole
-from tests.env.refuse_syncs import GuardedTask, RefusedError, RefuseHost, RefuseSyncs, run_refusing_syncs
+from tests.env.refuse_syncs import HOOKS, GuardedTask, RefusedError, RefuseHost, RefuseSyncs, run_refusing_syncs
 
 VALUES = torch.arange(6.0)
 MASK = VALUES > 2.0
@@ -106,25 +106,25 @@ def test_work_on_the_device_is_let_through(name: str):
 
 
 class BranchingReward(Cartpole):
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return super().reward(worlds, terminated) if terminated.any() else {"alive": (~terminated).float()}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return super().reward(state, terminated) if terminated.any() else {"alive": (~terminated).float()}
 
 
 class MaskedObservation(Cartpole):
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        obs = torch.cat((worlds.qpos, worlds.qvel), dim=1)
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        obs = torch.cat((state.qpos, state.qvel), dim=1)
         obs[obs > 1.0] = 1.0
         return {"policy": obs}
 
 
 class NumpyControl(Cartpole):
-    def control(self, worlds: Worlds) -> Tensor:
-        return torch.clamp(worlds.action, *np.quantile(worlds.action, (0.0, 1.0)).tolist())
+    def control(self, state: EnvState) -> Tensor:
+        return torch.clamp(state.action, *np.quantile(state.action, (0.0, 1.0)).tolist())
 
 
 class RandomReset(Cartpole):
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        return super().reset(torch.rand_like(uniform))
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        return super().reset(state, torch.rand_like(uniform))
 
 
 @pytest.mark.parametrize("task", [BranchingReward, MaskedObservation, NumpyControl, RandomReset])
@@ -136,19 +136,19 @@ def test_a_task_that_could_not_be_captured_is_refused(task: type[Cartpole]):
 
 
 class WritingReward(Cartpole):
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        worlds.qvel.mul_(0.5)
-        return super().reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        state.qvel.mul_(0.5)
+        return super().reward(state, terminated)
 
 
 class NumpyTerminated(Cartpole):
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return np.zeros(len(worlds.qpos), dtype=bool)  # pyright: ignore[reportReturnType]
+    def terminated(self, state: EnvState) -> Tensor:
+        return np.zeros(len(state.qpos), dtype=bool)  # pyright: ignore[reportReturnType]
 
 
 class WideReward(Cartpole):
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {name: term[:, None] for name, term in super().reward(worlds, terminated).items()}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {name: term[:, None] for name, term in super().reward(state, terminated).items()}
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,9 @@ def test_every_task_can_be_captured(name: str):
     happened = run_refusing_syncs(registry.find(name).task())
     assert happened.terminated >= 1
     assert happened.truncated >= 1
-    task = registry.find(name).task
-    hooks = [hook for hook in ("advance", "resample", "push", "measure") if hasattr(task, hook)]
-    starts = "start" if hasattr(task, "start") else "reset"
-    for function in ("control", "observe", "reward", "terminated", starts, *hooks):
+    task = registry.find(name).task()
+    hooks = [hook for hook in HOOKS if overrides(task, hook)]
+    for function in ("control", "observe", "reward", "terminated", "reset", *hooks):
         assert happened.calls[function] >= 64, function
 
 
@@ -182,12 +181,12 @@ def test_every_task_can_be_captured(name: str):
 class Quiet(Cartpole):
     """A task without its own terminations: what ends here is the env's doing."""
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return torch.zeros_like(worlds.episode_step, dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        return torch.zeros_like(state.episode_step, dtype=torch.bool)
 
 
-def test_the_check_sees_a_failed_world_and_three_time_limits():
-    happened = run_refusing_syncs(Quiet(), worlds=6, steps=64)
+def test_the_check_sees_a_failed_env_and_three_time_limits():
+    happened = run_refusing_syncs(Quiet(), num_envs=6, steps=64)
     assert (happened.terminated, happened.truncated) == (1, 3)
 
 

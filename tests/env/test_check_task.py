@@ -1,5 +1,6 @@
 """A task that is written wrongly is refused when its env is made, with what to change."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Start
+from paceline.env.task import ResetState, Task
 from paceline.errors import UserError
 from tests.env.drift import Drift
 from tests.env.lively import Lively
@@ -19,12 +20,12 @@ ENVS = 4
 
 @dataclass(frozen=True)
 class Recalling(Lively):
-    """A task with memory that is right."""
+    """A correct task with state."""
 
-    def advance(self, worlds: Any, uniform: Any) -> dict[str, Any]:
-        return {"steps": worlds.memory["steps"] + 1.0}
+    def update_state(self, state: Any, uniform: Any) -> dict[str, Any]:
+        return {"steps": state.task_state["steps"] + 1.0}
 
-    def resample(self, worlds: Any, uniform: Any) -> dict[str, Any]:
+    def resample(self, state: Any, uniform: Any) -> dict[str, Any]:
         return {"command": uniform}
 
 
@@ -33,20 +34,35 @@ def broken(kind: type, **members: Any) -> Any:
     return type("Broken", (kind,), members)()
 
 
-def without(kind: type, *names: str) -> Any:
-    """Return a task that lacks some members."""
-    members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("__") and name not in names}
-    return type("Broken", (), members)()
+def without(kind: type, name: str) -> Any:
+    """Return a task that lacks a member of its own."""
+    return broken(kind, **{name: getattr(Task, name, None)})
+
+
+def missing(name: str) -> Any:
+    """Return a task without an attribute that Drift defines as an option."""
+    return broken(Drift, **{name: None, "__init__": lambda task: None})
+
+
+@dataclass(frozen=True)
+class Weights:
+    alive: float = 1.0
+
+
+def option(name: str, value: Any) -> Any:
+    """Return a task with one more option."""
+    field = dataclasses.field(default=value)
+    return dataclasses.make_dataclass("Broken", [(name, type(value), field)], bases=(Drift,), frozen=True)()
 
 
 def model(xml: str) -> Any:
     return lambda task: mujoco.MjModel.from_xml_string(f"<mujoco>{xml}</mujoco>")
 
 
-def start(**parts: Any) -> Any:
-    def made(task: Any, worlds: Any, uniform: Any) -> Start:
-        found = {"qpos": worlds.qpos, "qvel": worlds.qvel, "memory": {"level": worlds.memory["level"]}} | parts
-        return Start(**found)
+def reset(**parts: Any) -> Any:
+    def made(task: Any, state: Any, uniform: Any) -> ResetState:
+        found = {"qpos": state.qpos, "qvel": state.qvel, "task_state": {"level": state.task_state["level"]}} | parts
+        return ResetState(**found)
 
     return made
 
@@ -54,26 +70,42 @@ def start(**parts: Any) -> Any:
 BODY = "<worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
 FAULTS: dict[str, tuple[Any, str]] = {
     # Members
-    "no control": (without(Drift, "control"), "it has no function 'control': define control(worlds) -> Tensor"),
-    "no reset": (without(Drift, "reset"), "it has no function 'reset': define reset(uniform) -> tuple[Tensor, Tensor]"),
-    "no start": (
-        without(Recalling, "start"),
-        "it has no function 'start': define start(worlds, uniform) -> Start, bec",
-    ),
-    "no memory": (
+    "no task": (type("Broken", (), {})(), "it is no Task: write class Broken(Task), with paceline.env.task.Task"),
+    "no control": (without(Drift, "control"), "it has no function 'control': define control(state) -> Tensor"),
+    "no reset": (without(Drift, "reset"), "it has no function 'reset': define reset(state, uniform) -> ResetState"),
+    "no state_spec": (
         broken(Drift, resample=lambda *_: {}),
-        "no function 'memory': define memory() -> dict[str, int], bec",
+        "it has 'resample' but no task state: define state_spec() -> dict[str, int]",
     ),
-    "no step_numbers": (without(Recalling, "step_numbers"), "'step_numbers' is None, but must be a whole number"),
-    "no actions": (without(Drift, "actions"), "'actions' is None, but must be a whole number, at least 1"),
-    "zero actions": (broken(Drift, actions=0), "'actions' is 0, but must be a whole number, at least 1"),
-    "float reset_numbers": (broken(Drift, reset_numbers=2.0), "'reset_numbers' is 2.0, but must be a whole number"),
-    "no decimation": (without(Drift, "decimation"), "it has no whole number 'decimation': set the physics steps"),
-    "no episode_seconds": (without(Drift, "episode_seconds"), "it has no number 'episode_seconds': set the time limit"),
-    "an option push": (broken(Drift, push=0.5), "'push' is 0.5, but push() is a function of tasks: rename the option"),
-    "an option measure": (broken(Drift, measure=True), "'measure' is True, but measure() is a function of tasks"),
-    "senses": (broken(Drift, senses=3), "'senses' is 3, but must be a Senses"),
-    "randomization": (broken(Drift, randomization=True), "'randomization' is True, but must be a tuple of Rand"),
+    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number, at least 1"),
+    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number, at least 1"),
+    "float samples": (broken(Drift, num_reset_samples=2.0), "'num_reset_samples' is 2.0, but must be a whole number"),
+    "no decimation": (missing("decimation"), "it has no whole number 'decimation': set the physics steps"),
+    "no episode_seconds": (missing("episode_seconds"), "it has no number 'episode_seconds': set the time limit"),
+    "an option push_velocity": (
+        broken(Drift, push_velocity=0.5),
+        "'push_velocity' is 0.5, but push_velocity() is a function of tasks: rename the option",
+    ),
+    "an option metrics": (broken(Drift, metrics=True), "'metrics' is True, but metrics() is a function of tasks"),
+    "history": (broken(Drift, observation_history=0), "'observation_history' is 0, but must be from 1 to 1000"),
+    "randomized_fields": (
+        broken(Drift, randomized_fields=lambda task: True),
+        "randomized_fields() is True, but must be a tuple of Randomization",
+    ),
+    # Names
+    "measures": (
+        broken(Drift, measures=lambda *_: {}),
+        "tasks have no 'measures': did you mean 'metrics'? otherwise rename the member",
+    ),
+    "randomisation": (broken(Drift, randomisation=()), "did you mean 'randomized_fields'? otherwise rename the member"),
+    "observ": (broken(Drift, observ=lambda *_: {}), "did you mean 'observe'?"),
+    "terminate": (broken(Drift, terminate=lambda *_: {}), "did you mean 'terminated'?"),
+    "updatestate": (broken(Drift, updatestate=lambda *_: {}), "did you mean 'update_state'?"),
+    "num_actuators": (broken(Drift, num_action=3), "did you mean 'num_actions'?"),
+    "an option that is very close": (
+        option("decimations", 4),
+        "did you mean 'decimation'? otherwise rename the option",
+    ),
     # The model
     "no model": (broken(Drift, model=lambda task: None), "model() is NoneType None, but must be a mujoco.MjModel"),
     "a path": (
@@ -88,54 +120,60 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no joints": (broken(Drift, model=model("")), "its model has no joints: give the bodies that move a <joint>"),
     # Where an episode starts
     "flat reset": (
-        broken(Drift, reset=lambda task, uniform: (uniform[:, 0], uniform[:, 1])),
-        "qpos of reset(uniform) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, nq], "
-        "here [4, 1]",
+        broken(Drift, reset=lambda task, state, uniform: ResetState(uniform[:, 0], uniform[:, 1])),
+        "qpos of reset(state, uniform) is a float32 tensor of shape [4], but must be a float32 tensor of shape "
+        "[env, nq], here [4, 1]",
     ),
     "one row for all": (
-        broken(Drift, reset=lambda task, uniform: (uniform[:, :1], torch.zeros(1))),
-        "qvel of reset(uniform) is a float32 tensor of shape [1], but must be a float32 tensor of shape [env, nv], ",
+        broken(Drift, reset=lambda task, state, uniform: ResetState(uniform[:, :1], torch.zeros(1))),
+        "qvel of reset(state, uniform) is a float32 tensor of shape [1], but must be a float32 tensor of shape [env, ",
     ),
     "reset without a velocity": (
-        broken(Drift, reset=lambda task, uniform: uniform[:, :1]),
-        "reset(uniform) is a float32 tensor of shape [4, 1], but must be a tuple (qpos, qvel)",
+        broken(Drift, reset=lambda task, state, uniform: uniform[:, :1]),
+        "reset(state, uniform) is a float32 tensor of shape [4, 1], but must be a ResetState(qpos, qvel, task_state)",
     ),
     "reset in float64": (
-        broken(Drift, reset=lambda task, uniform: (uniform[:, :1].double(), uniform[:, 1:])),
-        "qpos of reset(uniform) is a float64 tensor of shape [4, 1], but must be a float32 tensor",
+        broken(Drift, reset=lambda task, state, uniform: ResetState(uniform[:, :1].double(), uniform[:, 1:])),
+        "qpos of reset(state, uniform) is a float64 tensor of shape [4, 1], but must be a float32 tensor",
     ),
     "reset to NaN": (
-        broken(Drift, reset=lambda task, uniform: (uniform[:, :1], uniform[:, :1] / 0.0)),
-        "qvel of reset(uniform) has numbers that are not finite",
+        broken(Drift, reset=lambda task, state, uniform: ResetState(uniform[:, :1], uniform[:, :1] / 0.0)),
+        "qvel of reset(state, uniform) has numbers that are not finite",
     ),
     "a plain tuple": (
-        broken(Recalling, start=lambda task, worlds, uniform: (worlds.qpos, worlds.qvel)),
-        "start(worlds, uniform) is a tuple, but must be a Start(qpos, qvel, memory)",
+        broken(Recalling, reset=lambda task, state, uniform: (state.qpos, state.qvel)),
+        "reset(state, uniform) is a tuple, but must be a ResetState(qpos, qvel, task_state)",
     ),
-    # Memory
+    # Task state
     "an unknown part": (
-        broken(Recalling, advance=lambda task, worlds, uniform: {"stepz": worlds.qpos}),
-        "advance(worlds, uniform) has 'stepz', but memory() has only 'command', 'level', 'steps'",
+        broken(Recalling, update_state=lambda task, state, uniform: {"stepz": state.qpos}),
+        "update_state(state, uniform) has 'stepz', but state_spec() has only 'command', 'level', 'steps'",
     ),
     "a narrow part": (
-        broken(Recalling, start=start(memory={"level": torch.zeros(ENVS, 1)})),
-        "memory of start(worlds, uniform)['level'] is a float32 tensor of shape [4, 1], but must be a float32 tensor "
-        "of shape [env, width], here [4, 2]",
+        broken(Recalling, reset=reset(task_state={"level": torch.zeros(ENVS, 1)})),
+        "task_state of reset(state, uniform)['level'] is a float32 tensor of shape [4, 1], but must be a float32 "
+        "tensor of shape [env, width], here [4, 2]",
     ),
     "an integer part": (
-        broken(Recalling, resample=lambda task, worlds, uniform: {"command": uniform.long()}),
-        "resample(worlds, uniform)['command'] is an int64 tensor of shape [4, 1], but must be a float32 tensor",
+        broken(Recalling, resample=lambda task, state, uniform: {"command": uniform.long()}),
+        "resample(state, uniform)['command'] is an int64 tensor of shape [4, 1], but must be a float32 tensor",
     ),
     "a part that is never set": (
         broken(Recalling, resample=lambda *_: {}),
-        "memory() has 'command', which start, advance and resample never set: remove it",
+        "state_spec() has 'command', which reset, update_state and resample never set: remove it",
     ),
     "no result": (
-        broken(Recalling, advance=lambda *_: None),
-        "advance(worlds, uniform) is NoneType None, but must be a dict with names as keys",
+        broken(Recalling, update_state=lambda *_: None),
+        "update_state(state, uniform) is NoneType None, but must be a dict with names as keys",
     ),
-    "no width": (broken(Recalling, memory=lambda task: {"a": None}), "memory()['a'] is None, but must be the numbers"),
-    "a list of parts": (broken(Recalling, memory=lambda task: ["a"]), "memory() is list ['a'], but must be a dict"),
+    "no width": (
+        broken(Recalling, state_spec=lambda task: {"a": None}),
+        "state_spec()['a'] is None, but must be the width",
+    ),
+    "a list of parts": (
+        broken(Recalling, state_spec=lambda task: ["a"]),
+        "state_spec() is list ['a'], but must be a dict",
+    ),
     # Constants
     "a scalar": (
         broken(Drift, constants=lambda task: {"a": 1.0}),
@@ -147,88 +185,88 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     # Control
     "one control for two": (
-        broken(Drift, control=lambda task, worlds: worlds.action[:, 0]),
-        "control(worlds) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, actuator], here "
+        broken(Drift, control=lambda task, state: state.action[:, 0]),
+        "control(state) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, actuator], here "
         "[4, 1]",
     ),
     "more actions than actuators": (
-        broken(Drift, actions=3),
-        "control(worlds) is a float32 tensor of shape [4, 3], but must be a float32 tensor of shape [env, actuator], ",
+        broken(Drift, num_actions=3),
+        "control(state) is a float32 tensor of shape [4, 3], but must be a float32 tensor of shape [env, actuator], ",
     ),
     # Observations
     "no policy": (
-        broken(Drift, observe=lambda task, worlds: {"obs": worlds.qpos}),
-        "observe(worlds) has 'obs', but must have 'policy'",
+        broken(Drift, observe=lambda task, state: {"obs": state.qpos}),
+        "observe(state) has 'obs', but must have 'policy'",
     ),
     "a bare tensor": (
-        broken(Drift, observe=lambda task, worlds: worlds.qpos),
-        "observe(worlds) is a float32 tensor of shape [4, 1], but must be a dict with names as keys",
+        broken(Drift, observe=lambda task, state: state.qpos),
+        "observe(state) is a float32 tensor of shape [4, 1], but must be a dict with names as keys",
     ),
     "flat observations": (
-        broken(Drift, observe=lambda task, worlds: {"policy": worlds.qpos[:, 0]}),
-        "observe(worlds)['policy'] is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, n], ",
+        broken(Drift, observe=lambda task, state: {"policy": state.qpos[:, 0]}),
+        "observe(state)['policy'] is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, n], ",
     ),
     "no observations": (
-        broken(Drift, observe=lambda task, worlds: {"policy": worlds.qpos[:, :0]}),
-        "observe(worlds)['policy'] is a float32 tensor of shape [4, 0], but must be a float32 tensor of shape [env, n]",
+        broken(Drift, observe=lambda task, state: {"policy": state.qpos[:, :0]}),
+        "observe(state)['policy'] is a float32 tensor of shape [4, 0], but must be a float32 tensor of shape [env, n]",
     ),
     "observations of one env": (
-        broken(Drift, observe=lambda task, worlds: {"policy": worlds.qpos, "critic": worlds.qpos[:1]}),
-        "observe(worlds)['critic'] is a float32 tensor of shape [1, 1], but must be a float32 tensor of shape [env, n]",
+        broken(Drift, observe=lambda task, state: {"policy": state.qpos, "critic": state.qpos[:1]}),
+        "observe(state)['critic'] is a float32 tensor of shape [1, 1], but must be a float32 tensor of shape [env, n]",
     ),
     "observations in float64": (
-        broken(Drift, observe=lambda task, worlds: {"policy": worlds.qpos.double()}),
-        "observe(worlds)['policy'] is a float64 tensor of shape [4, 1], but must be a float32 tensor",
+        broken(Drift, observe=lambda task, state: {"policy": state.qpos.double()}),
+        "observe(state)['policy'] is a float64 tensor of shape [4, 1], but must be a float32 tensor",
     ),
     "numpy": (
-        broken(Drift, observe=lambda task, worlds: {"policy": np.zeros((ENVS, 100))}),
-        "observe(worlds)['policy'] is a ndarray, but must be a float32 tensor of shape [env, n], here [4, 1]",
+        broken(Drift, observe=lambda task, state: {"policy": np.zeros((ENVS, 100))}),
+        "observe(state)['policy'] is a ndarray, but must be a float32 tensor of shape [env, n], here [4, 1]",
     ),
     "elsewhere": (
-        broken(Drift, observe=lambda task, worlds: {"policy": worlds.qpos.to("meta")}),
-        "observe(worlds)['policy'] is on meta, but must be on cpu, as worlds.qpos is",
+        broken(Drift, observe=lambda task, state: {"policy": state.qpos.to("meta")}),
+        "observe(state)['policy'] is on meta, but must be on cpu, as state.qpos is",
     ),
     # Ends and rewards
     "a float end": (
-        broken(Drift, terminated=lambda task, worlds: worlds.qpos[:, 0]),
-        "terminated(worlds) is a float32 tensor of shape [4], but must be a bool tensor of shape [env], here [4]",
+        broken(Drift, terminated=lambda task, state: state.qpos[:, 0]),
+        "terminated(state) is a float32 tensor of shape [4], but must be a bool tensor of shape [env], here [4]",
     ),
     "a wide end": (
-        broken(Drift, terminated=lambda task, worlds: worlds.qpos > 0.0),
-        "terminated(worlds) is a bool tensor of shape [4, 1], but must be a bool tensor of shape [env], here [4]",
+        broken(Drift, terminated=lambda task, state: state.qpos > 0.0),
+        "terminated(state) is a bool tensor of shape [4, 1], but must be a bool tensor of shape [env], here [4]",
     ),
     "a plain bool": (
-        broken(Drift, terminated=lambda task, worlds: False),
-        "terminated(worlds) is bool False, but must be a bool tensor of shape [env], here [4]",
+        broken(Drift, terminated=lambda task, state: False),
+        "terminated(state) is bool False, but must be a bool tensor of shape [env], here [4]",
     ),
     "a float reward": (
-        broken(Drift, reward=lambda task, worlds, terminated: {"alive": 1.0}),
-        "reward(worlds, terminated)['alive'] is float 1.0, but must be a float32 tensor of shape [env], here [4]",
+        broken(Drift, reward=lambda task, state, terminated: {"alive": 1.0}),
+        "reward(state, terminated)['alive'] is float 1.0, but must be a float32 tensor of shape [env], here [4]",
     ),
     "a bool reward": (
-        broken(Drift, reward=lambda task, worlds, terminated: {"alive": ~terminated}),
-        "reward(worlds, terminated)['alive'] is a bool tensor of shape [4], but must be a float32 tensor",
+        broken(Drift, reward=lambda task, state, terminated: {"alive": ~terminated}),
+        "reward(state, terminated)['alive'] is a bool tensor of shape [4], but must be a float32 tensor",
     ),
     "a wide reward": (
-        broken(Drift, reward=lambda task, worlds, terminated: {"place": worlds.qpos}),
-        "reward(worlds, terminated)['place'] is a float32 tensor of shape [4, 1], but must be a float32 tensor",
+        broken(Drift, reward=lambda task, state, terminated: {"place": state.qpos}),
+        "reward(state, terminated)['place'] is a float32 tensor of shape [4, 1], but must be a float32 tensor",
     ),
     "a sum": (
-        broken(Drift, reward=lambda task, worlds, terminated: worlds.qpos[:, 0]),
-        "reward(worlds, terminated) is a float32 tensor of shape [4], but must be a dict with names as keys",
+        broken(Drift, reward=lambda task, state, terminated: state.qpos[:, 0]),
+        "reward(state, terminated) is a float32 tensor of shape [4], but must be a dict with names as keys",
     ),
     "no terms": (
         broken(Drift, reward=lambda *_: {}),
-        "reward(worlds, terminated) is empty, but must have at least one term",
+        "reward(state, terminated) is empty, but must have at least one term",
     ),
     # The rest
-    "a wide measure": (
-        broken(Lively, measure=lambda task, worlds: {"speed": worlds.qvel}),
-        "measure(worlds)['speed'] is a float32 tensor of shape [4, 1], but must be a float32 tensor of shape [env]",
+    "a wide metric": (
+        broken(Lively, metrics=lambda task, state: {"speed": state.qvel}),
+        "metrics(state)['speed'] is a float32 tensor of shape [4, 1], but must be a float32 tensor of shape [env]",
     ),
     "a flat push": (
-        broken(Lively, push=lambda task, worlds: worlds.qvel[:, 0]),
-        "push(worlds) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, nv], here [4, 1]",
+        broken(Lively, push_velocity=lambda task, state: state.qvel[:, 0]),
+        "push_velocity(state) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, nv], here",
     ),
 }
 
@@ -250,11 +288,22 @@ def test_a_task_that_is_right_is_not_refused():
 
 def test_whole_numbers_among_constants_become_floats():
     env = RobotEnv(broken(Drift, constants=lambda task: {"a": (0, 1)}), ENVS)
-    assert env.worlds.constants["a"].dtype == torch.float32
+    assert env.env_state.constants["a"].dtype == torch.float32
 
 
-def test_an_option_may_be_called_start():
-    RobotEnv(broken(Drift, start=0.1), ENVS).step(torch.zeros(ENVS, 1))
+@pytest.mark.parametrize(
+    "task",
+    [
+        option("rewards", Weights()),
+        option("randomization", Weights()),
+        option("push", 0.5),
+        option("history", 2),
+        option("reset_noise", 0.1),
+        broken(Drift, terrain=property(lambda task: 1), moving=lambda task, state: state.qpos),
+    ],
+)
+def test_an_option_or_helper_with_another_name_is_not_refused(task: Any):
+    RobotEnv(task, ENVS).step(torch.zeros(ENVS, 1))
 
 
 def test_a_model_without_a_keyframe_is_enough():

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +19,39 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint, interrupts
-from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.gymnasium_env import GymnasiumEnv
 from paceline.errors import UserError
 from paceline.export import export
-from paceline.learners.stepper import Stepper
-from paceline.play import record
-from paceline.run_dir import RunDir
-from paceline.settings import LEARNERS
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rollout import RolloutEnv
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.skrl.settings import SkrlSettings
+from paceline.process import interrupts
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
+from paceline.training.build import build
+from paceline.view.play import record
 from tests.env.counting import LOCK, TIME_LIMIT
 from tests.signals import DEFAULT_SIGNALS, processes_of_group
 
 ROOT = Path(__file__).parents[2]
 COUNTING = "gymnasium:tests.env.counting:Counting-v0"
 MODES = [(vectors, reset) for vectors in ("sync", "async") for reset in ("next_step", "same_step")]
-TINY = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
+TINY = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
 
 
 @contextmanager
-def env_of(name: str, worlds: int = 3, seed: int = 0, first_world: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
+def env_of(name: str, worlds: int = 3, seed: int = 0, first_env: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
     entry = registry.find(name if ":" in name else f"gymnasium:{name}")
     assert isinstance(entry, registry.EnvEntry)
-    env = entry.make(
-        entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_world=first_world
-    )
+    env = entry.make(entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_env=first_env)
     assert isinstance(env, GymnasiumEnv)
     try:
         yield env
@@ -97,7 +96,7 @@ def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, end
         np.testing.assert_array_equal(obs, [world.obs for world in worlds])
         sums, seen = np.zeros((3, 2)), set()
         for _ in range(steps):
-            actions = torch.randn(3, env.actions, generator=generator)
+            actions = torch.randn(3, env.num_actions, generator=generator)
             step, given = env.step(actions), env._scaled(actions)
             told = zip(*(world.step(action) for world, action in zip(worlds, given, strict=True)), strict=True)
             obs, reward, terminated, truncated, final = map(np.array, told)
@@ -172,8 +171,8 @@ def test_actions_span_the_bounds_and_pass_where_there_are_none():
 
 
 def test_a_worlds_episodes_depend_on_the_seed_and_its_global_number_alone():
-    def starts(worlds: int, first_world: int, seed: int = 0) -> np.ndarray:
-        with env_of(COUNTING, worlds, seed, first_world) as env:
+    def starts(worlds: int, first_env: int, seed: int = 0) -> np.ndarray:
+        with env_of(COUNTING, worlds, seed, first_env) as env:
             rows = [env.reset()] + [env.step(torch.zeros(worlds, 3)).obs for _ in range(20)]
             return torch.stack([row["policy"] for row in rows]).numpy()
 
@@ -191,14 +190,14 @@ def test_each_reset_starts_other_episodes():
 
 def test_time_limit_and_rate_are_the_environments():
     with env_of("MountainCarContinuous-v0", worlds=1) as env:
-        assert (env.episode_steps, env.control_seconds, env.actions) == (999, pytest.approx(1 / 30), 1)
+        assert (env.max_episode_steps, env.step_seconds, env.num_actions) == (999, pytest.approx(1 / 30), 1)
     with env_of("MountainCarContinuous-v0", worlds=1, options=("max_episode_steps=7",)) as env:
         env.reset()
         ended = [bool(env.step(torch.zeros(1, 1)).truncated) for _ in range(7)]
-        assert env.episode_steps == 7
+        assert env.max_episode_steps == 7
         assert ended == [False] * 6 + [True]
     with env_of("gymnasium:tests.env.counting:Endless-v0", worlds=1) as env:
-        assert env.episode_steps == 1000
+        assert env.max_episode_steps == 1000
 
 
 def test_options_reach_the_environment():
@@ -213,12 +212,12 @@ def test_options_reach_the_environment():
     [
         ("Pendulm-v1", {}, "no environment 'Pendulm-v1': did you mean 'Pendulum-v1'?"),
         ("no_such_module:Env-v0", {}, "the module no_such_module cannot be imported"),
-        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but only continuous ones"),
+        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but learners need continuous actions"),
         ("tests.env.counting:Named-v0", {}, r"observations of Dict.*Discrete\(3\).*FlattenObservation"),
         ("Pendulum-v1", {"options": ("g",)}, "--env.options g: give KEY=VALUE"),
         ("Pendulum-v1", {"options": ("g=[1",)}, r"--env.options g=\[1: not a value"),
         ("Pendulum-v1", {"options": ("gravity=1",)}, "cannot make Pendulum-v1 with gravity=1: TypeError"),
-        ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "has no vector environment of its own"),
+        ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "registers no vector environment"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_reason(name: str, options: dict[str, Any], said: str):
@@ -232,7 +231,7 @@ def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
 
 
 def test_an_engine_of_ours_is_refused():
-    config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=TINY)
+    config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=asdict(TINY))
     with pytest.raises(UserError, match=r"--engine mujoco: .* has an engine of its own; leave --engine out"):
         build(config, Group(Rank()), range(2))
 
@@ -243,11 +242,13 @@ def test_an_engine_of_ours_is_refused():
 def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
     group = Group(Rank())
     with env_of(COUNTING, worlds=4) as env, env_of(COUNTING, worlds=4) as again:
-        before = Stepper(env, 0, group)
+        before = RolloutEnv(env, 0, group)
+        before.begin_iteration(0)
+        before.begin_rollout(3)
         for _ in range(3):
             before.step(torch.zeros(4, 3))
-        after = Stepper(again, 0, group)
-        after.load_state(before.state())
+        after = RolloutEnv(again, 0, group)
+        after.load_state(env.state())
         seen = after.obs["policy"]
         assert seen[:, 1].tolist() == [0.0] * 4
         assert not torch.isin(seen[:, 0], before.obs["policy"][:, 0]).any()
@@ -255,11 +256,11 @@ def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
         torch.testing.assert_close(step.final_obs["policy"], seen + torch.tensor([0.0, 1.0]))
 
 
-SKRL = SkrlConfig(rollouts=8, layers=(16, 16))
+SKRL = SkrlSettings(rollouts=8, layers=(16, 16))
 SETTINGS = {
     "ppo": TINY,
-    "rsl_rl": RslRlConfig(num_steps_per_env=8, hidden_dims=(16, 16)),
-    "rl_games": RlGamesConfig(horizon_length=8, minibatch_size_per_env=4, units=(16, 16)),
+    "rsl_rl": RslRlSettings(num_steps_per_env=8, hidden_dims=(16, 16)),
+    "rl_games": RlGamesSettings(horizon_length=8, minibatch_size_per_env=4, units=(16, 16)),
     "skrl": SKRL,
     "skrl_jax": SKRL,
 }
@@ -267,7 +268,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Path):
-    config = TrainConfig(COUNTING, {}, learner, SETTINGS[learner], num_envs=4, max_iterations=2, logger="none")
+    config = TrainConfig(COUNTING, {}, learner, asdict(SETTINGS[learner]), num_envs=4, max_iterations=2, logger="none")
     run = RunDir(tmp_path / "run")
     result = train(config, run, Console(quiet=True))
     assert (result["status"], result["engine"], result["max_length"]) == ("completed", "gymnasium", TIME_LIMIT)
@@ -281,7 +282,7 @@ def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Pat
 
     shown = record(str(run.path), tmp_path / "video.mp4", 2.0, 64, 64, 0)
     assert shown.seconds == pytest.approx(2.0)
-    assert shown.episodes >= 3
+    assert shown.num_ended >= 3
     with av.open(str(shown.file)) as container:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     assert frames.shape == (20, 64, 64, 3)
@@ -363,24 +364,24 @@ def ended_without_processes_left(process: subprocess.Popen[str]) -> str:
         ("async", signal.SIGHUP, True),
     ],
 )
-def test_a_request_to_stop_in_a_long_iteration_finishes_it_and_leaves_a_checkpoint(
+def test_a_stop_request_in_a_long_iteration_leaves_a_checkpoint(
     vectorization: str, number: signal.Signals, to_group: bool, tmp_path: Path
 ):
     with training_slowly(tmp_path, "--env.vectorization", vectorization) as process:
         # A terminal sends Ctrl-C to all processes of the group, a scheduler SIGTERM to all processes of a job.
         (os.killpg if to_group else os.kill)(process.pid, number)
-        assert ended_without_processes_left(process) == f"{interrupts.NOTICE}\n"
+        assert ended_without_processes_left(process) == f"{interrupts.STOP_NOTICE}\n"
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "interrupted"
     newest = checkpoint.load(checkpoint.newest(tmp_path / "run" / "checkpoints"))
-    assert newest["learner"]["iteration"] == result["iterations"] >= 1
+    assert newest["learner"]["iteration"] == result["iterations"]
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once_and_result_json_says_so(tmp_path: Path):
     with training_slowly(tmp_path, "--env.vectorization", "async") as process:
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
-        assert process.stderr.readline() == f"{interrupts.NOTICE}\n"
+        assert process.stderr.readline() == f"{interrupts.STOP_NOTICE}\n"
         os.killpg(process.pid, signal.SIGINT)
         assert "Traceback" not in ended_without_processes_left(process)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
@@ -391,7 +392,9 @@ def test_gymnasiums_own_environments_can_be_drawn(name: str, tmp_path: Path):
     if name == "Pendulum-v1":
         pytest.importorskip("pygame")  # what classic control draws with is not part of the extra
     run = RunDir(tmp_path / "run")
-    config = TrainConfig(task=f"gymnasium:{name}", env={}, settings=TINY, num_envs=2, max_iterations=1, logger="none")
+    config = TrainConfig(
+        task=f"gymnasium:{name}", env={}, settings=asdict(TINY), num_envs=2, max_iterations=1, logger="none"
+    )
     train(config, run, Console(quiet=True))
     shown = record(str(run.path), None, 0.5, 64, 48, 0)
     with av.open(str(shown.file)) as container:

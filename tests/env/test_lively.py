@@ -1,4 +1,4 @@
-"""Memory, pushes, measures and worlds that differ, on the C engine."""
+"""Task state, pushes, metrics and randomization, on the C engine."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.env import draw
-from paceline.env.randomization import _WITHOUT_CONSEQUENCES, Randomization
+from paceline.env.randomization import INDEPENDENT_FIELDS, Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Start, Task, Worlds
+from paceline.env.task import EnvState, ResetState, Task
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
+from paceline.tensors import random as draw
 from tests.env.drift import Drift
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs
@@ -29,7 +29,7 @@ def run(env: RobotEnv, steps: int) -> list[Step]:
     return [env.step(torch.zeros(env.num_envs, 1)) for _ in range(steps)]
 
 
-def test_memory_advances_with_each_step_and_begins_anew_with_each_episode():
+def test_task_state_is_updated_in_each_step_and_reset_with_each_episode():
     env = RobotEnv(Lively(), 3)
     assert (env.reset()["policy"][:, STEPS] == 0).all()
     steps = run(env, 25)
@@ -37,7 +37,7 @@ def test_memory_advances_with_each_step_and_begins_anew_with_each_episode():
     assert [int(step.obs["policy"][0, STEPS]) for step in steps[:11]] == [*range(1, 10), 0, 1]
 
 
-def test_a_part_that_does_not_begin_anew_is_kept_through_a_reset():
+def test_an_entry_that_reset_leaves_out_keeps_its_value():
     env = RobotEnv(Lively(), 3)
     first = env.reset()["policy"][:, LEVEL]
     levels = [step.obs["policy"][0, LEVEL].tolist() for step in run(env, 25)]
@@ -45,25 +45,25 @@ def test_a_part_that_does_not_begin_anew_is_kept_through_a_reset():
     assert levels == [[start + i // 10] * 2 for i in range(1, 26)]
 
 
-def test_what_advance_draws_is_a_function_of_seed_world_and_step():
+def test_samples_of_update_state_are_a_function_of_seed_env_and_step():
     env = RobotEnv(Lively(), 4, seed=SEED)
     commands = torch.stack([step.final_obs["policy"][:, COMMAND] for step in run(env, 4)])
-    expected = draw.uniform(SEED, torch.arange(4), env._steps - 2, draw.Stream.STEP, 1)[:, 0]
+    expected = draw.uniform(SEED, torch.arange(4), env.state()["steps"] - 2, draw.Stream.STEP, 1)[:, 0]
     assert (commands[:2] == 0).all()
     assert torch.equal(commands[2], expected)
     assert torch.equal(commands[3], expected)
 
 
-def test_a_push_changes_the_velocity_at_its_time_alone():
-    task = dataclasses.replace(Lively(), randomization=())
+def test_a_push_changes_the_velocity_only_at_its_time():
+    task = dataclasses.replace(Lively(), fields=())
     speeds = torch.stack([step.obs["policy"][:, 1] for step in run(RobotEnv(task, 3), 9)])
     changes = speeds.diff(dim=0)
     assert (changes[3] == -1.0).all()
     assert (changes[torch.arange(len(changes)) != 3] == 0.0).all()
 
 
-def test_a_measure_is_logged_as_the_mean_over_the_episode():
-    task = dataclasses.replace(Lively(), randomization=())
+def test_a_metric_is_logged_as_the_mean_over_the_episode():
+    task = dataclasses.replace(Lively(), fields=())
     env = RobotEnv(task, 3)
     assert env.log_names[-2:] == ("measure/speed", "measure/age")
     last = run(env, 10)[-1]
@@ -77,7 +77,7 @@ def field(env: RobotEnv, name: str) -> Tensor:
     return env.sim.field(name).clone()
 
 
-def test_each_world_has_draws_of_its_own_within_the_bounds():
+def test_each_env_has_its_own_samples_within_the_bounds():
     env = RobotEnv(Lively(), 64)
     mass, armature = field(env, "body_mass")[:, 1], field(env, "dof_armature")[:, 0]
     assert (field(env, "body_mass")[:, 0] == 0.0).all()
@@ -87,7 +87,7 @@ def test_each_world_has_draws_of_its_own_within_the_bounds():
     assert mass.std() > 0.2
 
 
-def test_what_is_drawn_moves_the_world():
+def test_randomized_fields_change_the_physics():
     env = RobotEnv(dataclasses.replace(Lively(), decimation=1), 16)
     before = env.sim.qvel.clone()
     env.step(torch.ones(16, 1))
@@ -120,7 +120,7 @@ def test_at_an_interval_is_within_the_episode():
 
 
 @pytest.mark.parametrize("after", [7, 13])
-def test_a_loaded_state_goes_on_bit_by_bit(after: int):
+def test_a_loaded_state_continues_bit_by_bit(after: int):
     env = RobotEnv(Lively(), 5, seed=SEED)
     run(env, after)
     saved = env.state()
@@ -133,8 +133,8 @@ def test_a_loaded_state_goes_on_bit_by_bit(after: int):
         assert torch.equal(one.log, other.log)
 
 
-def test_worlds_on_another_rank_are_the_same_worlds():
-    whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_world=3)
+def test_envs_on_another_rank_are_the_same():
+    whole, part = RobotEnv(Lively(), 6, seed=SEED), RobotEnv(Lively(), 2, seed=SEED, first_env=3)
     for one, other in zip(run(whole, 25), run(part, 25), strict=True):
         assert torch.equal(one.obs["policy"][3:5], other.obs["policy"])
 
@@ -143,22 +143,22 @@ def test_worlds_on_another_rank_are_the_same_worlds():
 class Odometer(Drift):
     """Adds up where the block was, over all episodes."""
 
-    step_numbers: int = 0
+    num_step_samples: int = 0
 
-    def memory(self) -> dict[str, int]:
+    def state_spec(self) -> dict[str, int]:
         return {"total": 1, "largest": 1, "level": 1}
 
-    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        memory = worlds.memory
-        return {"total": memory["total"] + worlds.qpos, "largest": torch.maximum(memory["largest"], worlds.qpos)}
+    def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        memory = state.task_state
+        return {"total": memory["total"] + state.qpos, "largest": torch.maximum(memory["largest"], state.qpos)}
 
-    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        # `total` is left out, and the others build on what there is.
-        memory = {name: worlds.memory[name] + 1.0 for name in ("largest", "level")}
-        return Start(*self.reset(uniform), memory)
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        # `total` is left out, and the others depend on their last values.
+        task_state = {name: state.task_state[name] + 1.0 for name in ("largest", "level")}
+        return super().reset(state, uniform)._replace(task_state=task_state)
 
 
-def test_memory_that_start_leaves_out_or_builds_on_is_finite_after_an_env_blew_up():
+def test_task_state_is_finite_after_an_env_failed():
     env, sound = RobotEnv(Odometer(), 3), RobotEnv(Odometer(), 3)
     for each in (env, sound):
         run(each, 3)
@@ -167,11 +167,11 @@ def test_memory_that_start_leaves_out_or_builds_on_is_finite_after_an_env_blew_u
     env.load_state(state)
     for each in (env, sound):
         assert each.step(torch.zeros(3, 1)).terminated.tolist() == [False, each is env, False]
-    memory = env.worlds.memory
+    memory = env.env_state.task_state
     assert [memory[name][1, 0].item() for name in ("total", "largest")] == [0.0, 1.0]
-    assert memory["level"][1, 0] == sound.worlds.memory["level"][1, 0] + 1.0
+    assert memory["level"][1, 0] == sound.env_state.task_state["level"][1, 0] + 1.0
     for name, part in memory.items():
-        assert torch.equal(part[[0, 2]], sound.worlds.memory[name][[0, 2]])
+        assert torch.equal(part[[0, 2]], sound.env_state.task_state[name][[0, 2]])
     run(env, 30)
     assert all(part.isfinite().all() for part in memory.values())
 
@@ -180,21 +180,21 @@ def test_memory_that_start_leaves_out_or_builds_on_is_finite_after_an_env_blew_u
 class Commanded(Lively):
     """Samples the command after every step; the reward is the command."""
 
-    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        return {"steps": worlds.memory["steps"] + 1.0}
+    def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        return {"steps": state.task_state["steps"] + 1.0}
 
-    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        return {"command": uniform, "steps": worlds.memory["steps"] + 0.5}
+    def resample(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        return {"command": uniform, "steps": state.task_state["steps"] + 0.5}
 
-    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        start = super().start(worlds, uniform)
-        return start._replace(memory=start.memory | {"command": -uniform[:, :1]})
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        reset = super().reset(state, uniform)
+        return reset._replace(task_state=reset.task_state | {"command": -uniform[:, :1]})
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"command": worlds.memory["command"][:, 0]}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"command": state.task_state["command"][:, 0]}
 
 
-def test_a_command_is_resampled_after_the_step_was_judged_and_before_the_next_observation():
+def test_a_command_is_resampled_after_the_reward_and_before_the_next_observation():
     env = RobotEnv(Commanded(wall=0.3), 8, seed=SEED)
     obs, ended = env.reset()["policy"], 0
     for _ in range(25):
@@ -219,12 +219,12 @@ def test_resampling_can_be_captured():
 def test_it_can_be_captured():
     happened = run_refusing_syncs(Lively(wall=0.05))
     assert happened.terminated >= 1
-    for function in ("advance", "start", "push", "measure"):
+    for function in ("update_state", "reset", "push_velocity", "metrics"):
         assert happened.calls[function] >= 64, function
 
 
 def test_fields_without_consequences_are_none_that_mujoco_derives_constants_from():
-    in_model = {name for name in _WITHOUT_CONSEQUENCES if not name.startswith("opt.")}
+    in_model = {name for name in INDEPENDENT_FIELDS if not name.startswith("opt.")}
     assert not in_model & set(mujoco.MjModel._setconst_inputs)
     assert all(hasattr(mujoco.MjModel, name) for name in in_model)
 
@@ -245,12 +245,15 @@ def test_no_constant_is_derived_from_gravity():
 class Falling(Drift):
     """Gravity differs in strength, and slopes along the rail."""
 
-    randomization: tuple[Randomization, ...] = (
+    fields: tuple[Randomization, ...] = (
         Randomization("opt.gravity", 0.9, 1.1, column=2),
         Randomization("opt.gravity", -1.0, 1.0, how="add", column=0, when="once", every_seconds=0.03),
     )
     decimation: int = 1
     episode_seconds: float = 0.1
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return self.fields
 
     def model(self) -> mujoco.MjModel:
         model = super().model()
@@ -258,7 +261,7 @@ class Falling(Drift):
         return model
 
 
-def test_gravity_differs_from_world_to_world_in_strength_and_direction():
+def test_gravity_differs_between_envs_in_strength_and_direction():
     env = RobotEnv(Falling(), 64)
     gravity = field(env, "opt.gravity")
     assert gravity.shape == (64, 3)
@@ -272,7 +275,7 @@ def test_gravity_differs_from_world_to_world_in_strength_and_direction():
     torch.testing.assert_close(env.sim.qvel[:, 0] - before[:, 0], 0.01 * gravity[:, 0], rtol=1e-4, atol=1e-6)
 
 
-def test_parts_of_gravity_are_drawn_each_at_its_own_time():
+def test_components_of_gravity_are_sampled_at_their_own_times():
     env = RobotEnv(Falling(), 8)
     seen = [field(env, "opt.gravity")]
     for _ in range(10):
@@ -285,7 +288,10 @@ def test_parts_of_gravity_are_drawn_each_at_its_own_time():
 
 @dataclass(frozen=True)
 class Wrong(Drift):
-    randomization: tuple[Randomization, ...] = ()
+    fields: tuple[Randomization, ...] = ()
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return self.fields
 
 
 @pytest.mark.parametrize(
@@ -298,12 +304,12 @@ class Wrong(Drift):
         (Randomization("opt.wind", 0.0, 1.0), r"no field 'opt.wind'.*opt.gravity"),
         (Randomization("opt.gravity", 0.0, 1.0, column=3), "no column 3; choose from 0 to 2"),
         (Randomization("geom_friction", 0.0, 1.0, column=-1), "no column -1; choose from 0 to 2"),
-        (Randomization("body_mass", 0.0, 1.0, column=0), "no column 0; it has one number for each"),
+        (Randomization("body_mass", 0.0, 1.0, column=0), "no column 0; it has one number per object"),
         (Randomization("body_mass", 0.0, 1.0, also="geom_size"), "'geom_size' is no field of the same kind"),
         (Randomization("actuator_gainprm", 0.0, 1.0, also="actuator_bias"), "'actuator_bias' is no field of the same"),
     ],
 )
 def test_a_field_or_name_that_is_not_there_is_refused(item: Randomization, said: str):
-    task: Task = Wrong(randomization=(item,))
+    task: Task = Wrong(fields=(item,))
     with pytest.raises(UserError, match=said):
         RobotEnv(task, 2)

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.env import draw
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task, Worlds
+from paceline.env.task import EnvState, Task
 from paceline.env.vec_env import Step
 from paceline.tasks.cartpole import Cartpole
+from paceline.tensors import random as draw
 from tests.env.drift import Drift
 
 
 def actions_for(env: RobotEnv, steps: int, size: float = 1.0) -> list[Tensor]:
-    """By global world, so that a share of the worlds is pushed as it would be among all."""
-    world = torch.arange(env.first_world, env.first_world + env.num_envs)
-    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.actions))
+    """Return actions that depend on the global env index, so that they are the same on any number of ranks."""
+    world = torch.arange(env.first_env, env.first_env + env.num_envs)
+    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.num_actions))
 
 
 def run(env: RobotEnv, steps: int, size: float = 1.0) -> list[Step]:
@@ -33,7 +33,7 @@ def tensors(step: Step) -> dict[str, Tensor]:
 
 
 def assert_same(steps: list[Step], others: list[Step], rows: Any = slice(None), other_rows: Any = slice(None)) -> None:
-    """Bit by bit, in these worlds."""
+    """Compare bit by bit, in these envs."""
     assert len(steps) == len(others)
     for i, (step, other) in enumerate(zip(steps, others, strict=True)):
         for name, tensor in tensors(step).items():
@@ -45,7 +45,7 @@ def ended(step: Step) -> Tensor:
 
 
 def test_one_step_is_decimation_steps_of_plain_mujoco():
-    task = Cartpole(decimation=5, start_angle=0.1)
+    task = Cartpole(decimation=5, initial_pole_angle=0.1)
     env = RobotEnv(task, 3, seed=4)
     model = task.model()
     data = [mujoco.MjData(model) for _ in range(3)]
@@ -63,13 +63,13 @@ def test_one_step_is_decimation_steps_of_plain_mujoco():
 
 def test_time_limit_cuts_every_episode_at_exactly_episode_steps():
     env = RobotEnv(Drift(), 3)
-    assert env.episode_steps == 10
+    assert env.max_episode_steps == 10
     for i, step in enumerate(run(env, 35), start=1):
         assert bool(step.truncated.all()) == bool(step.truncated.any()) == (i % 10 == 0)
         assert not step.terminated.any()
 
 
-def test_each_world_has_its_own_time_limit():
+def test_each_env_has_its_own_time_limit():
     env = RobotEnv(Drift(), 4)
     state = env.state()
     state["episode_step"] += torch.tensor([0, 3, 5, 9])
@@ -82,8 +82,8 @@ def test_each_world_has_its_own_time_limit():
 class EndsAtTheLimit(Drift):
     """The task ends an episode in the very step in which its time is up."""
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return worlds.episode_step >= 10
+    def terminated(self, state: EnvState) -> Tensor:
+        return state.episode_step >= 10
 
 
 def test_an_end_at_the_time_limit_is_a_termination_only():
@@ -99,7 +99,7 @@ def test_termination_and_truncation_never_come_together():
     assert not any((step.terminated & step.truncated).any() for step in steps)
 
 
-def test_worlds_that_end_start_anew_and_the_others_go_on_untouched():
+def test_envs_whose_episode_ended_are_reset_and_the_others_are_unchanged():
     task = Drift(wall=0.0, episode_seconds=10.0)
     env = RobotEnv(task, 16, seed=5)
     unending = run(RobotEnv(replace(task, wall=1e9), 16, seed=5), 12)
@@ -107,7 +107,7 @@ def test_worlds_that_end_start_anew_and_the_others_go_on_untouched():
     for i, step in enumerate(run(env, 12)):
         # Numbers of step 0 went into the first episodes, those of this step into what starts now.
         numbers = draw.uniform(5, torch.arange(16), torch.tensor(i), draw.Stream.RESET, 2)
-        qpos, qvel = task.reset(numbers)
+        qpos, qvel, _ = task.reset(env.env_state, numbers)
         fresh = torch.cat((qpos, qvel, torch.zeros(16, 3)), dim=1)
         done = ended(step)
         resets += int(done.sum())
@@ -197,7 +197,7 @@ def test_prefetching_changes_nothing(block: int):
     taken = []
     for i, action in enumerate(actions_for(ahead, 30)):
         if i % block == 0:
-            ahead.prefetch(block)
+            ahead.prefetch_random(block)
         taken.append(ahead.step(action))
     assert_same(taken, expected)
 
@@ -208,7 +208,7 @@ def test_prefetching_before_the_last_block_is_used_up_changes_nothing():
     taken = []
     for i, action in enumerate(actions_for(ahead, 20)):
         if i in (0, 1, 5, 6, 13):
-            ahead.prefetch(4)
+            ahead.prefetch_random(4)
         taken.append(ahead.step(action))
     assert_same(taken, expected)
 
@@ -220,14 +220,14 @@ def test_a_loaded_state_continues_bit_by_bit(task: Task, after: int):
     first.reset()
     run(first, after)
     saved = first.state()
-    first.prefetch(5)
+    first.prefetch_random(5)
     actions = actions_for(first, 40)
     expected = [first.step(action) for action in actions]
     assert any(ended(step).any() for step in expected)
 
     second = RobotEnv(task, 8, seed=6)
     run(second, 3)
-    second.prefetch(50)
+    second.prefetch_random(50)
     second.load_state(saved)
     assert_same([second.step(action) for action in actions], expected)
     final, other = first.state(), second.state()
@@ -249,7 +249,7 @@ def test_a_saved_state_is_a_copy():
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e11, 1e200])
 @pytest.mark.parametrize("field", ["sim/qpos", "sim/qvel"])
 @pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
-def test_a_world_that_blows_up_ends_is_counted_and_harms_no_other(task: Task, field: str, value: float):
+def test_an_env_that_fails_is_terminated_and_counted_and_affects_no_other(task: Task, field: str, value: float):
     sound, poisoned = RobotEnv(task, 6, seed=8), RobotEnv(task, 6, seed=8)
     for env in (sound, poisoned):
         run(env, 3)
@@ -275,17 +275,17 @@ def test_a_world_that_blows_up_ends_is_counted_and_harms_no_other(task: Task, fi
             assert torch.isfinite(tensor).all(), name
 
 
-def test_a_failed_world_restarts_as_any_world_that_ends():
+def test_a_failed_env_is_reset_like_any_other():
     env = RobotEnv(Drift(), 3, seed=8)
     state = env.state()
     state["sim/qvel"][1] = torch.nan
     env.load_state(state)
     step = env.step(torch.zeros(3, 1))
-    qpos, qvel = Drift().reset(draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
+    qpos, qvel, _ = Drift().reset(env.env_state, draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
     assert torch.equal(step.obs["policy"][1], torch.cat((qpos[1], qvel[1], torch.zeros(3))))
 
 
-def test_an_action_that_is_not_a_number_fails_its_world_only():
+def test_a_nan_action_fails_only_its_env():
     sound, poisoned = RobotEnv(Drift(), 4), RobotEnv(Drift(), 4)
     expected = run(sound, 8)
     actions = actions_for(poisoned, 8)
@@ -301,13 +301,13 @@ def test_an_action_that_is_not_a_number_fails_its_world_only():
 
 @dataclass(frozen=True)
 class FaultyReward(Drift):
-    """Gives no number in a world that is sound, for a moment."""
+    """Returns NaN in an env that has not failed."""
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"faulty": torch.where(worlds.qpos[:, 0] > self.wall, torch.nan, 1.0)}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"faulty": torch.where(state.qpos[:, 0] > self.wall, torch.nan, 1.0)}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return torch.zeros_like(worlds.qpos[:, 0], dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        return torch.zeros_like(state.qpos[:, 0], dtype=torch.bool)
 
 
 def test_a_reward_that_is_not_a_number_stays_in_its_episode():
@@ -323,9 +323,9 @@ def test_a_reward_that_is_not_a_number_stays_in_its_episode():
 
 
 @pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
-def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
+def test_envs_are_the_same_on_any_number_of_ranks(task: Task):
     whole = run(RobotEnv(task, 7, seed=9), 60)
-    shares = [run(RobotEnv(task, count, seed=9, first_world=first), 60) for first, count in ((0, 2), (2, 5))]
+    shares = [run(RobotEnv(task, count, seed=9, first_env=first), 60) for first, count in ((0, 2), (2, 5))]
     assert_same(shares[0], whole, slice(None), slice(0, 2))
     assert_same(shares[1], whole, slice(0, 5), slice(2, 7))
     assert sum(int(ended(step).sum()) for step in whole) > 7
@@ -333,8 +333,8 @@ def test_worlds_split_over_ranks_are_the_same_worlds(task: Task):
 
 @dataclass(frozen=True)
 class Misspelt(Drift):
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        return {"policy": worlds.sensor("plaice")}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": state.sensor("plaice")}
 
 
 def test_an_unknown_sensor_is_answered_with_those_there_are():
@@ -342,7 +342,7 @@ def test_an_unknown_sensor_is_answered_with_those_there_are():
         RobotEnv(Misspelt(), 1).reset()
 
 
-def test_worlds_and_seeds_start_differently():
+def test_envs_and_seeds_start_differently():
     one, other = (RobotEnv(Drift(), 8, seed=seed).reset()["critic"] for seed in (1, 2**32 + 1))
     assert len({*one.flatten().tolist(), *other.flatten().tolist()}) == 16
 
@@ -361,6 +361,6 @@ def test_steps_under_inference_mode_and_outside_mix():
     taken = []
     for i, action in enumerate(actions_for(env, 24)):
         with torch.inference_mode(i % 6 < 3):
-            env.prefetch(2)
+            env.prefetch_random(2)
             taken.append(env.step(action))
     assert_same(taken, run(plain, 24))

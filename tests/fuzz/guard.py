@@ -1,4 +1,4 @@
-"""What opening a file and reading a command line must not do: run a program, change a file, take for ever."""
+"""Fail tests in which parsing starts a program, changes a file or takes too long."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 CASES = "PACELINE_FUZZ_CASES"
-"""Environment variable: how many cases each fuzzer tries, in place of a few."""
+"""Environment variable with the number of cases of each fuzzer."""
 LONGEST_SECONDS = 30.0
 
 _PROGRAMS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "subprocess.Popen", "pty.spawn")
@@ -20,7 +20,7 @@ _active, _seen = False, list[str]()
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _active or "__pycache__" in str(arguments):
-        # Modules that are imported for the first time leave their bytecode.
+        # Importing a module for the first time writes its bytecode.
         return
     writes = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
     if (writes and arguments[0] != os.devnull) or event.startswith((*_PROGRAMS, *_CHANGES)):
@@ -29,7 +29,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @cache
 def _install() -> None:
-    """Once per process: an audit hook cannot be removed."""
+    """Install the audit hook once per process, because it cannot be removed."""
     sys.addaudithook(_audit)
 
 
@@ -39,7 +39,7 @@ def cases(default: int) -> range:
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """Inside, nothing may be started or changed, and all must end in time."""
+    """Fail if code inside the context starts a program, changes a file or takes too long."""
     global _active
     _install()
     _seen.clear()

@@ -1,4 +1,4 @@
-"""Random command lines, read in one process as the commands read them; none of them starts anything."""
+"""Random command lines, parsed in one process without running the commands."""
 
 import contextlib
 import dataclasses
@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 
-from paceline import arguments
-from paceline.arguments import LEARNER_NAMES, parse
-from paceline.checks import from_dict
-from paceline.cli import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
-from paceline.config import TrainConfig
+from paceline.cli import train_arguments as arguments
+from paceline.cli.doctor import DoctorArguments
+from paceline.cli.export import ExportArguments
+from paceline.cli.options import parse_options
+from paceline.cli.play import PlayArguments
+from paceline.cli.tasks import TasksArguments
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
+from paceline.run.config import TrainConfig
 from paceline.tasks import registry
+from paceline.validation import from_dict
 from tests.fuzz.guard import cases, harmless
 
 COMMANDS = {"play": PlayArguments, "export": ExportArguments, "doctor": DoctorArguments, "tasks": TasksArguments}
@@ -26,8 +30,8 @@ TRAIN_FLAGS = """
 --learner --learner-config --ml_framework --num-envs --total-envs --max-iterations --seed --run-dir --resume --engine
 --gpu-ids --ranks --launcher --hosts --max-restarts --timeout --worker-log-dir --torchrunx-log-dir --logger
 --checkpoint-every --keep-checkpoints --headless --distributed --task --num_envs --max_iterations --help -h --version
--- - --= --env.episode-seconds --env.decimation --env.force-newtons --env.robot --env.delay --env.randomize
---env.no-randomize --env.options --env.vectorization --env.policy-sees --env.gravity --env --env. --ppo
+-- - --= --env.episode-seconds --env.decimation --env.max-force --env.robot --env.delay --env.randomize
+--env.no-randomize --env.options --env.vectorization --env.policy-observations --env.gravity --env --env. --ppo
 --ppo.hidden --ppo.horizon --ppo.minibatches --ppo.learning-rate --ppo.activation --ppo.no-clip-value
 --rsl-rl.hidden-dims --rsl-rl.schedule --rl-games.units --rl-games.separate --skrl.layers --skrl.rollouts
 """
@@ -57,7 +61,7 @@ FILES = {
 
 @pytest.fixture
 def place(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with runs and configuration files; the command lines name them."""
+    """Change to a directory with the runs and configuration files that the command lines name."""
     shutil.copytree(tiny_run, tmp_path / "runs" / "cartpole" / "2001-01-01")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
@@ -65,24 +69,24 @@ def place(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-def sound_line(generator: random.Random) -> list[str]:
-    """A task, a learner and some of their own options, most of them with their own values."""
-    task, learner = generator.choice([*registry.names(), "gymnasium:Pendulum-v1"]), generator.choice(LEARNER_NAMES)
+def valid_line(generator: random.Random) -> list[str]:
+    """Return a task, a learner and some of their options, most of them with valid values."""
+    task, learner = generator.choice([*registry.names(), "gymnasium:Pendulum-v1"]), generator.choice(list(LEARNERS))
     entry = registry.find(task)
-    settings = entry.settings(learner)
-    words = ["train", task, "--learner", learner, "--gpu-ids", "none"]
+    settings = LEARNERS[learner].settings.from_training(entry.training)
+    argv = ["train", task, "--learner", learner, "--gpu-ids", "none"]
     for group, prefix in ((entry.task(), "env"), (settings, settings.flags)):
         names = option_names(group)
         for name in generator.sample(names, min(len(names), generator.randrange(4))):
             value, flag = getattr(group, name), f"--{prefix}.{name.replace('_', '-')}"
             if isinstance(value, bool):
-                words.append(generator.choice([flag, f"--{prefix}.no-{name.replace('_', '-')}"]))
+                argv.append(generator.choice([flag, f"--{prefix}.no-{name.replace('_', '-')}"]))
                 continue
             given = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
             if given and generator.random() < 0.3:
                 given[generator.randrange(len(given))] = generator.choice((*NUMBERS.split(), *ODD))
-            words += [flag, *given]
-    return words
+            argv += [flag, *given]
+    return argv
 
 
 def option_names(group: Any) -> list[str]:
@@ -92,7 +96,7 @@ def option_names(group: Any) -> list[str]:
 def command_line(number: int) -> list[str]:
     generator = random.Random(number)
     if generator.random() < 0.4:
-        return sound_line(generator)
+        return valid_line(generator)
     command = generator.choice(["train"] * 4 + [*COMMANDS])
     flags = TRAIN_FLAGS if command == "train" else OTHER_FLAGS
     values = (
@@ -101,24 +105,24 @@ def command_line(number: int) -> list[str]:
         *ODD,
         *FILES,
         *registry.names(),
-        *LEARNER_NAMES,
+        *list(LEARNERS),
         "runs/cartpole/2001-01-01",
         "runs/cartpole",
     )
-    words: list[str] = []
+    argv: list[str] = []
     if command in ("play", "export") or (command == "train" and generator.random() < 0.8):
-        sound = (
+        valid = (
             [*registry.names(), "gymnasium:Pendulum-v1"] if command == "train" else ["runs/cartpole/2001-01-01", "auto"]
         )
-        words.append(generator.choice(sound) if generator.random() < 0.8 else generator.choice(values))
+        argv.append(generator.choice(valid) if generator.random() < 0.8 else generator.choice(values))
     for _ in range(generator.choice([0, 1, 1, 2, 3, 6])):
         flag = generator.choice(flags) if generator.random() < 0.9 else mutated(generator.choice(flags), generator)
         given = [generator.choice(values) for _ in range(generator.choice([0, 1, 1, 1, 2]))]
         given = [mutated(value, generator) if generator.random() < 0.1 else value for value in given]
-        words += [f"{flag}={given[0]}", *given[1:]] if given and generator.random() < 0.2 else [flag, *given]
+        argv += [f"{flag}={given[0]}", *given[1:]] if given and generator.random() < 0.2 else [flag, *given]
     if generator.random() < 0.1:
-        generator.shuffle(words)
-    return [command, *words]
+        generator.shuffle(argv)
+    return [command, *argv]
 
 
 def mutated(word: str, generator: random.Random) -> str:
@@ -129,33 +133,34 @@ def mutated(word: str, generator: random.Random) -> str:
     return "".join(letters)
 
 
-def read(words: list[str]) -> None:
-    command, *rest = words
+def parse(argv: list[str]) -> None:
+    command, *rest = argv
     if command == "train":
-        config = arguments.read(rest).config
+        config = arguments.parse(rest).config
         config.check()
         stored = TrainConfig.from_yaml(config.to_yaml(), "run.yaml")
-        assert stored == config
+        # A NaN differs from itself, but its repr does not.
+        assert repr(stored) == repr(config)
         from_dict(registry.find(stored.task).task, stored.env, "options")
     else:
-        parse(COMMANDS[command], rest, command)
+        parse_options(COMMANDS[command], rest, command)
 
 
-def test_random_command_lines_are_read_or_refused_in_one_line(place: Path):
+def test_random_command_lines_are_parsed_or_refused_in_one_line(place: Path):
     faults, refused, tried = list[str](), 0, cases(250)
     for number in tried:
-        words = command_line(number)
+        argv = command_line(number)
         try:
             with harmless(), contextlib.redirect_stdout(io.StringIO()):
-                read(words)
+                parse(argv)
         except UserError as error:
             refused += 1
             if len(str(error).splitlines()) != 1 or len(str(error)) > 6000:
-                faults.append(f"{number} {words}: {str(error)[:3000]!r}")
+                faults.append(f"{number} {argv}: {str(error)[:3000]!r}")
         except SystemExit as end:
-            if end.code or not {"-h", "--help"} & set(words):
-                faults.append(f"{number} {words}: exit {end.code}")
+            if end.code or not {"-h", "--help"} & set(argv):
+                faults.append(f"{number} {argv}: exit {end.code}")
         except Exception:
-            faults.append(f"{number} {words}: {traceback.format_exc(limit=-5)}")
+            faults.append(f"{number} {argv}: {traceback.format_exc(limit=-5)}")
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(fault[:3000] for fault in faults[:20])
-    assert len(tried) // 2 < refused < len(tried), "all are refused, or almost none: a vacuous test"
+    assert len(tried) // 2 < refused < len(tried), "the test is vacuous: all lines are refused, or almost none"

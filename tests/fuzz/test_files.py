@@ -18,16 +18,17 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline import arguments, checkpoint
-from paceline.build import trained
+from paceline.cli import train_arguments as arguments
 from paceline.distributed.group import Group
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
-from paceline.plan import load_start, make_plan
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 from paceline.tasks import registry
-from paceline.train import Session
+from paceline.training.build import resolve, trained
+from paceline.training.plan import load_start, make_plan
+from paceline.training.session import Session
 from tests.fuzz.guard import cases, harmless
 
 ENVS = 8
@@ -211,20 +212,20 @@ def open_run(run: Path) -> None:
     opened = RunDir.open(str(run))
     opened.result()
     config = opened.config()
-    config.check()
+    _, settings = resolve(config)
     file = checkpoint.chosen(str(run), opened.checkpoints)
     trained(str(run))
     config = dataclasses.replace(config, max_iterations=10**6, engine="auto", gpu_ids=())
-    start = load_start(make_plan(config, opened, file, LaunchRecord()), config, ranks=1)
+    plan = make_plan(config, opened, file, LaunchRecord())
+    start = load_start(plan, config, settings, ranks=1)
     if start.total_envs == ENVS:
-        session = Session(config, Group(Rank()), ENVS, range(ENVS), LaunchRecord(), restarts=0, began=0.0, consoles=[])
-        session.restore(start, str(file))
+        session = Session(config, settings, Group(Rank()), range(ENVS), plan, start, LaunchRecord(), [], began=0.0)
         session.episodes.means()
         json.dumps(session.totals)
 
 
 def read_command(run: Path) -> None:
-    arguments.read(["--resume", str(run)])
+    arguments.parse(["--resume", str(run)])
 
 
 def test_changed_files_are_refused_in_one_line_and_do_nothing(

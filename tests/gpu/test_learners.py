@@ -3,25 +3,24 @@
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.build import build
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
-from paceline.learners.adapters import make
-from paceline.learners.rsl_rl import RslRl
-from paceline.metrics import EpisodeMeans
-from paceline.settings import LEARNERS
-from paceline.settings.rsl_rl import RslRlConfig
+from paceline.env.task import EnvState
+from paceline.learners.learner import LEARNERS
+from paceline.learners.rsl_rl.learner import RslRl
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.run.config import TrainConfig
+from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY, Cartpole
+from paceline.training.build import build
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -31,7 +30,8 @@ LIBRARIES = [name for name in LEARNERS if name != "ppo"]
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_cartpole_is_learnt(name: str):
-    config = TrainConfig("cartpole", {}, name, ENTRY.settings(name), gpu_ids=(0,), num_envs=1024)
+    settings = asdict(LEARNERS[name].settings.from_training(ENTRY.training))
+    config = TrainConfig("cartpole", {}, name, settings, gpu_ids=(0,), num_envs=1024)
     env, learner = build(config, Group(Rank(device=CUDA)), range(1024))
     means = EpisodeMeans()
     while means.means().get("length", 0.0) < LONG_ENOUGH and learner.iteration < ENTRY.max_iterations:
@@ -44,29 +44,29 @@ def test_cartpole_is_learnt(name: str):
     learner.load_state(saved)
     assert learner.iteration == saved["iteration"]
     obs = env.reset()["policy"]
-    assert learner.policy()(obs.cpu()).shape == (1024, 1)
+    assert learner.policy()({"policy": obs.cpu()}).shape == (1024, 1)
 
 
 @dataclass(frozen=True)
 class Broken(Cartpole):
     """Its episodes do not terminate; in the third control step of one env the reward is not a number."""
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return torch.zeros_like(worlds.episode_step, dtype=torch.bool)
+    def terminated(self, state: EnvState) -> Tensor:
+        return torch.zeros_like(state.episode_step, dtype=torch.bool)
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        terms = super().reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(state, terminated)
         one = torch.arange(len(terminated), device=terminated.device) == 5
-        return terms | {"alive": terms["alive"].masked_fill(one & (worlds.episode_step == 3), torch.nan)}
+        return terms | {"alive": terms["alive"].masked_fill(one & (state.episode_step == 3), torch.nan)}
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: str):
-    group, settings = Group(Rank(device=CUDA)), ENTRY.settings(name)
-    learner = make(name, RobotEnv(Broken(), 64, "auto", CUDA, first_world=100), settings, 0, group)
+    group, settings = Group(Rank(device=CUDA)), LEARNERS[name].settings.from_training(ENTRY.training)
+    learner = LEARNERS[name].make(RobotEnv(Broken(), 64, "auto", CUDA, first_env=100), settings, 0, group)
     state = learner.state()
     # The first two iterations, of which the second is captured, are before the third control step.
-    state["worlds"]["env"]["episode_step"] -= 2 * settings.horizon
+    state["envs"]["episode_step"] -= 2 * settings.horizon
     learner.load_state(state)
     for _ in range(2):
         learner.learn()
@@ -77,13 +77,13 @@ def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: 
 
 def test_rsl_rls_graphs_do_what_plain_calls_do():
     """Of the same numbers: torch's generator is the same inside a graph as outside."""
-    config = RslRlConfig(num_steps_per_env=8, hidden_dims=(32, 32))
+    config = RslRlSettings(num_steps_per_env=8, hidden_dims=(32, 32))
     ends = []
     for graphs in (True, False):
-        learner = RslRl(RobotEnv(Cartpole(), 64, "auto", CUDA), config, 0, Group(Rank(device=CUDA)))
-        if not graphs:
-            learner._collect = torch.no_grad()(learner._roll_out)
-            learner._improve = torch.no_grad()(learner.algorithm.improve)
+        with pytest.MonkeyPatch.context() as patch:
+            if not graphs:
+                patch.setattr("paceline.learners.rsl_rl.learner.capture", lambda work, device, warp=False: work)
+            learner = RslRl(RobotEnv(Cartpole(), 64, "auto", CUDA), config, 0, Group(Rank(device=CUDA)))
         values = [learner.learn() for _ in range(5)]
         weights = next(learner.algorithm.actor.mlp.parameters()).detach().clone()
         ends.append((weights, values[-1]["loss/value"]))

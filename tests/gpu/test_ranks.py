@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.distributed.gpus import gpu_uuid
+from paceline.device.gpus import gpu_uuid
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import on_ranks
 
 pytestmark = pytest.mark.gpu
 
-SMALL = PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
+SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 
 
 def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
@@ -33,9 +33,9 @@ def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
         learner.learn()
     return {
         "backend": group.backend,
-        "captured": getattr(learner._improve, "_graph", None) is not None,
+        "captured": getattr(learner.update, "captured", False),
         "collectives": group.collectives,
-        "parameters": learner._flat.values.detach().cpu(),
+        "parameters": learner.flat_parameters.values.detach().cpu(),
     }
 
 
@@ -74,7 +74,7 @@ def test_torch_and_warp_are_on_the_same_gpu_under_any_mask(mask: str):
     visible = [uuid, *others] if mask == "uuid" else [str(index) for index in (last, *range(last))]
     program = (
         "import torch, warp\n"
-        "from paceline.distributed.gpus import gpu_uuid\n"
+        "from paceline.device.gpus import gpu_uuid\n"
         "from paceline.sim.warp_sim import warp_device\n"
         "device = torch.device('cuda', 0)\n"
         "print(gpu_uuid(device), warp_device(device).uuid)\n"

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from paceline.build import build, trained
-from paceline.config import TrainConfig
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
-from paceline.distributed.worlds import shares
+from paceline.distributed.sharding import shard_ranges
 from paceline.env.vec_env import Step, VecEnv
-from paceline.learners.learner import Learner
-from paceline.metrics import EpisodeMeans
-from paceline.settings import LEARNERS
+from paceline.learners.learner import LEARNERS, Learner
+from paceline.run.config import TrainConfig
+from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
+from paceline.training.build import build, trained
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
 
@@ -33,8 +33,9 @@ SECONDS = 240.0
 
 
 def make(learner: str, group: Group) -> tuple[VecEnv, Learner]:
-    config = TrainConfig("cartpole", {}, learner, ENTRY.settings(learner), num_envs=WORLDS, seed=SEED)
-    return build(config, group, shares(WORLDS, group.size)[group.rank.index])
+    settings = asdict(LEARNERS[learner].settings.from_training(ENTRY.training))
+    config = TrainConfig("cartpole", {}, learner, settings, num_envs=WORLDS, seed=SEED)
+    return build(config, group, shard_ranges(WORLDS, group.size)[group.rank.index])
 
 
 def live(name: str) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def live(name: str) -> dict[str, Any]:
         "after": after,
         "again": again,
         "ends": [digest(learner.state()), digest(heir.state())],
-        "actions": learner.policy()(torch.linspace(-1.0, 1.0, 28).view(7, 4)).detach(),
+        "actions": learner.policy()({"policy": torch.linspace(-1.0, 1.0, 28).view(7, 4)}),
         "non_finite": learner.first_non_finite(),
     }
     group.close()
@@ -98,7 +99,7 @@ def keep_steps(env: VecEnv) -> list[tuple[Tensor, Tensor]]:
 
 def common(state: dict[str, Any]) -> dict[str, Any]:
     """What should be the same on all ranks."""
-    return flat({key: part for key, part in state.items() if key != "worlds"})
+    return flat({key: part for key, part in state.items() if key != "envs"})
 
 
 def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -195,8 +196,8 @@ def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_pa
     process = start(tmp_path, site, "export", str(run), "--format", "torchscript", "--output", str(tmp_path / "p.pt"))
     _, complained = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, complained
-    obs = env.reset()["policy"]
-    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs), loaded.policy()(obs))
+    obs = env.reset()
+    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs["policy"]), loaded.policy()(obs))
 
     process = start(tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", "3")
     said, complained = process.communicate(timeout=SECONDS)

@@ -1,7 +1,8 @@
-"""What a GPU compiles, traced here without one: each stretch must be a single graph, and compute the same."""
+"""Functions that are compiled on a GPU, traced here without one: each must be one graph and compute the same."""
 
 import dataclasses
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,21 +10,28 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.learners.non_finite import Recorder
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
-from paceline.settings.ppo import PpoConfig
+from paceline.learners.ppo.samples import Samples
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
 from tests.env.lively import Lively
-from tests.env.refuse_syncs import RefuseSyncs
 
-SMALL = PpoConfig(horizon=4, epochs=1, minibatches=2, hidden=(8,))
+SMALL = PpoSettings(horizon=4, epochs=1, minibatches=2, hidden=(8,))
 
 
 def compiled(work: Any) -> Any:
-    """As `env.graph.fuse` compiles it, up to where a GPU's code would be written."""
+    """Compile as `tensors.graph.fuse` does, up to the generation of GPU code."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     return torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager")
+
+
+@contextmanager
+def fused(module: str) -> Iterator[None]:
+    """Compile what a module fuses, as on a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{module}.fuse", lambda work, device: compiled(work))
+        yield
 
 
 def tensors(result: Any) -> list[Tensor]:
@@ -38,74 +46,52 @@ TASKS = {name: registry.find(name).task for name in registry.names()} | {"lively
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_an_env_step_is_three_graphs_around_the_physics(name: str):
-    plain, fused = (RobotEnv(TASKS[name](), 5, seed=2) for _ in range(2))
-    for stretch in ("_apply", "_judge", "_observe"):
-        setattr(fused, stretch, compiled(getattr(fused, stretch)))
-    for env in (plain, fused):
+def test_the_functions_of_an_env_step_are_graphs(name: str):
+    eager = RobotEnv(TASKS[name](), 5, seed=2)
+    with fused("paceline.env.robot_env"):
+        graphs = RobotEnv(TASKS[name](), 5, seed=2)
+    for env in (eager, graphs):
         state = env.state()
-        # A GPU always computes what is done about an env that blew up.
+        # A GPU always computes the reset of an env that diverged.
         state["sim/qpos"][0] = torch.nan
         env.load_state(state)
-    actions = torch.linspace(-2.0, 2.0, 5 * plain.actions).view(5, plain.actions)
+    actions = torch.linspace(-2.0, 2.0, 5 * eager.num_actions).view(5, eager.num_actions)
     with torch.no_grad():
         for _ in range(4):
-            for ours, theirs in zip(tensors(fused.step(actions)), tensors(plain.step(actions)), strict=True):
+            for ours, theirs in zip(tensors(graphs.step(actions)), tensors(eager.step(actions)), strict=True):
                 torch.testing.assert_close(ours, theirs)
-    assert plain.faults().tolist() == [1.0, 0.0]
+    assert eager.faults().tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("refusing", [False, True], ids=["as one graph", "without the host"])
-def test_the_search_for_numbers_that_are_not_finite_can_be_captured(refusing: bool):
-    env = RobotEnv(Lively(), 5, first_world=20)
-    recorder = Recorder(env, env.reset())
-    # As on a GPU.
-    recorder._on_cpu = False
-    recorder._keep = recorder._keep_first if refusing else compiled(recorder._keep_first)
-    for broken in (2, 4, 5):
-        recorder.begin(env.reset())
-        for number in range(1, 5):
-            step = env.step(torch.zeros(5, 1))
-            if number == broken:
-                step.obs["policy"][3, 1] = torch.inf
-            with RefuseSyncs() if refusing else nullcontext():
-                recorder.add(step)
-        said = f'obs["policy"][:, 1] of env 23 became inf in step {broken} of the rollout'
-        assert recorder.find() == (said if broken < 5 else None)
-
-
-def test_new_draws_of_the_model_are_a_graph():
-    plain, fused = (RobotEnv(Lively(episode_seconds=0.1), 5, seed=2) for _ in range(2))
-    assert fused._randomizer
-    fused._randomizer._rewrite = compiled(fused._randomizer._write)
-    before = plain.sim.field("dof_armature").clone()
+def test_randomization_of_the_model_is_a_graph():
+    eager = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
+    with fused("paceline.env.randomization"):
+        graphs = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
+    before = eager.sim.field("dof_armature").clone()
     for _ in range(12):
-        fused.step(torch.zeros(5, 1))
-        plain.step(torch.zeros(5, 1))
+        graphs.step(torch.zeros(5, 1))
+        eager.step(torch.zeros(5, 1))
     for name in ("body_mass", "dof_armature", "dof_damping"):
-        torch.testing.assert_close(fused.sim.field(name), plain.sim.field(name))
-    assert not torch.equal(before, plain.sim.field("dof_armature"))
+        torch.testing.assert_close(graphs.sim.field(name), eager.sim.field(name))
+    assert not torch.equal(before, eager.sim.field("dof_armature"))
 
 
-def test_the_stretches_of_ppo_are_graphs():
-    plain, fused = (Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0) for _ in range(2))
-    for stretch in ("_act", "_samples", "_losses", "_tame"):
-        setattr(fused, stretch, compiled(getattr(fused, stretch)))
-    fused._collect, fused._improve = torch.no_grad()(fused._roll_out), torch.no_grad()(fused._update)
-    fused._differentiate = fused._differentiate_compiled
+def test_the_functions_of_ppo_are_graphs():
+    eager = Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0)
+    with fused("paceline.learners.ppo.ppo"):
+        graphs = Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0, gpu_update=True)
     for _ in range(2):
-        ours, theirs = fused.learn(), plain.learn()
-        for name in theirs:
+        found, expected = graphs.learn(), eager.learn()
+        for name in expected:
             if not name.startswith("seconds/"):
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+                assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
 def test_the_objective_is_a_graph():
     mean, value = torch.randn(8, 2, requires_grad=True), torch.randn(8, requires_grad=True)
     log_std = torch.zeros(2, requires_grad=True)
-    action, scalars = torch.randn(8, 2), torch.randn(8, 4).unbind(1)
-    work = compiled(lambda: objective(mean, log_std, value, action, scalars, SMALL))
-    ours = torch.autograd.grad(work()[0], (mean, log_std, value))
-    theirs = torch.autograd.grad(objective(mean, log_std, value, action, scalars, SMALL)[0], (mean, log_std, value))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
+    samples = Samples({}, torch.randn(8, 2), torch.randn(8, 2), *torch.randn(8, 4).unbind(1))
+    work = compiled(lambda: objective(mean, log_std, value, samples, SMALL))
+    found = torch.autograd.grad(work()[0], (mean, log_std, value))
+    expected = torch.autograd.grad(objective(mean, log_std, value, samples, SMALL)[0], (mean, log_std, value))
+    torch.testing.assert_close(found, expected)

@@ -10,30 +10,29 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Worlds
+from paceline.env.task import EnvState
 from paceline.env.vec_env import VecEnv
-from paceline.learners import adapters
-from paceline.learners.learner import Learner
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS, Learner
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tasks.registry import EnvEntry, find
 from tests.env.drift import Drift
 
 SETTINGS: dict[str, Any] = {
-    "ppo": PpoConfig(horizon=12, epochs=1, minibatches=2, hidden=(8,)),
-    "rsl_rl": RslRlConfig(num_steps_per_env=12, num_learning_epochs=1, num_mini_batches=2, hidden_dims=(8,)),
-    "rl_games": RlGamesConfig(horizon_length=12, mini_epochs=1, units=(8,)),
-    "skrl": SkrlConfig(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
-    "skrl_jax": SkrlConfig(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
+    "ppo": PpoSettings(horizon=12, epochs=1, minibatches=2, hidden=(8,)),
+    "rsl_rl": RslRlSettings(num_steps_per_env=12, num_learning_epochs=1, num_mini_batches=2, hidden_dims=(8,)),
+    "rl_games": RlGamesSettings(horizon_length=12, mini_epochs=1, units=(8,)),
+    "skrl": SkrlSettings(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
+    "skrl_jax": SkrlSettings(rollouts=12, learning_epochs=1, mini_batches=2, layers=(8,)),
 }
 ENVS, FIRST = 4, 10
 
 
-def place(worlds: Worlds, step: int, row: int) -> Tensor:
+def place(state: EnvState, step: int, row: int) -> Tensor:
     """One env in one step of its episodes, bool [env]."""
-    return (worlds.episode_step == step) & (torch.arange(len(worlds.qpos)) == row)
+    return (state.episode_step == step) & (torch.arange(len(state.qpos)) == row)
 
 
 @dataclass(frozen=True)
@@ -45,30 +44,30 @@ class Broken(Drift):
     critic_at: tuple[tuple[int, int], ...] = ()
     critic_at_the_wall: bool = False
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        obs = super().observe(worlds)
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        obs = super().observe(state)
         policy, critic = obs["policy"].clone(), obs["critic"].repeat(1, 2)
         for each in self.observation_at:
-            policy[:, 1] = policy[:, 1].masked_fill(place(worlds, *each), -torch.inf)
+            policy[:, 1] = policy[:, 1].masked_fill(place(state, *each), -torch.inf)
         for each in self.critic_at:
-            critic[:, 1] = critic[:, 1].masked_fill(place(worlds, *each), torch.nan)
+            critic[:, 1] = critic[:, 1].masked_fill(place(state, *each), torch.nan)
         if self.critic_at_the_wall:
-            critic = critic.masked_fill(self.terminated(worlds).unsqueeze(1), torch.nan)
+            critic = critic.masked_fill(self.terminated(state).unsqueeze(1), torch.nan)
         return {"policy": policy, "critic": critic}
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        terms = super().reward(worlds, terminated)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(state, terminated)
         for each in self.reward_at:
-            terms["crash"] = terms["crash"].masked_fill(place(worlds, *each), torch.nan)
+            terms["crash"] = terms["crash"].masked_fill(place(state, *each), torch.nan)
         return terms
 
-    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
+    def metrics(self, state: EnvState) -> dict[str, Tensor]:
         """Nothing is learned from it."""
-        return {"undefined": torch.full_like(worlds.qpos[:, 0], torch.nan)}
+        return {"undefined": torch.full_like(state.qpos[:, 0], torch.nan)}
 
 
 def make(name: str, env: VecEnv) -> Learner:
-    return adapters.make(name, env, SETTINGS[name], 0, Group(Rank()))
+    return LEARNERS[name].make(env, SETTINGS[name], 0, Group(Rank()))
 
 
 CASES: dict[str, tuple[Broken, str | None]] = {
@@ -118,7 +117,7 @@ CASES: dict[str, tuple[Broken, str | None]] = {
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])
 def test_the_first_place_is_named(name: str, case: str):
     task, said = CASES[case]
-    learner = make(name, RobotEnv(task, ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
     assert learner.first_non_finite() == said
 
@@ -127,16 +126,16 @@ def test_the_first_place_is_named(name: str, case: str):
 @pytest.mark.parametrize("name", ["rl_games", "skrl", "skrl_jax"])
 def test_every_learner_names_it(name: str, case: str):
     task, said = CASES[case]
-    learner = make(name, RobotEnv(task, ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
     assert learner.first_non_finite() == said
 
 
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])
 def test_a_later_iteration_counts_its_own_steps(name: str):
-    learner = make(name, RobotEnv(Broken(reward_at=((8, 2),), episode_seconds=10.0), ENVS, first_world=FIRST))
+    learner = make(name, RobotEnv(Broken(reward_at=((8, 2),), episode_seconds=10.0), ENVS, first_env=FIRST))
     state = learner.state()
-    state["worlds"]["env"]["episode_step"] -= 12
+    state["envs"]["episode_step"] -= 12
     learner.load_state(state)
     learner.learn()
     assert learner.first_non_finite() is None
@@ -148,7 +147,7 @@ def test_a_later_iteration_counts_its_own_steps(name: str):
 def test_an_env_without_reward_terms_names_the_reward(name: str):
     entry = find("gymnasium:tests.env.counting:Counting-v0")
     assert isinstance(entry, EnvEntry)
-    placed = {"num_envs": ENVS, "device": torch.device("cpu"), "seed": 0, "first_world": FIRST}
+    placed = {"num_envs": ENVS, "device": torch.device("cpu"), "seed": 0, "first_env": FIRST}
     env = entry.make(entry.task(options=("bonus=.nan",)), **placed)
     learner = make(name, env)
     learner.learn()

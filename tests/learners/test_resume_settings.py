@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,26 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline import checkpoint
-from paceline.config import TrainConfig
 from paceline.errors import UserError
-from paceline.run_dir import RunDir
-from paceline.settings import LEARNERS, Settings
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.settings import Settings
+from paceline.learners.skrl.settings import SkrlSettings
+from paceline.run import checkpoint
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.train import train
 
 # Values and gradients are not clipped, so that every weight in the loss can be seen.
-SKRL = SkrlConfig(rollouts=8, learning_epochs=2, mini_batches=2, layers=(8,), value_clip=0.0, grad_norm_clip=100.0)
+SKRL = SkrlSettings(rollouts=8, learning_epochs=2, mini_batches=2, layers=(8,), value_clip=0.0, grad_norm_clip=100.0)
 SETTINGS: dict[str, Settings] = {
-    "ppo": PpoConfig(horizon=8, epochs=2, minibatches=2, hidden=(8,), max_gradient_norm=100.0),
-    "rsl_rl": RslRlConfig(
+    "ppo": PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(8,), max_gradient_norm=100.0),
+    "rsl_rl": RslRlSettings(
         num_steps_per_env=8, num_learning_epochs=2, num_mini_batches=2, hidden_dims=(8,), max_grad_norm=100.0
     ),
-    "rl_games": RlGamesConfig(
+    "rl_games": RlGamesSettings(
         horizon_length=8, minibatch_size_per_env=4, mini_epochs=2, units=(8,), normalize_value=False, grad_norm=100.0
     ),
     "skrl": SKRL,
@@ -132,7 +134,13 @@ CASES = [
 def run(path: Path, learner: str, settings: Any, iterations: int, resume: bool, **changes: Any) -> dict[str, Any]:
     """Train, or resume from the newest checkpoint, and return the learner's state after the last iteration."""
     config = TrainConfig(
-        "cartpole", {"episode_seconds": 0.4}, learner, settings, num_envs=6, max_iterations=iterations, logger="none"
+        "cartpole",
+        {"episode_seconds": 0.4},
+        learner,
+        asdict(settings),
+        num_envs=6,
+        max_iterations=iterations,
+        logger="none",
     )
     directory = RunDir(path)
     resume_from = checkpoint.newest(directory.checkpoints) if resume else None
@@ -163,7 +171,7 @@ def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path)
     changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
     assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
     stored = RunDir(tmp_path / "changed").config().settings
-    assert stored == changed
+    assert stored == asdict(changed)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)

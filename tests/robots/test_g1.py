@@ -1,4 +1,4 @@
-"""The humanoid against figures of mjlab's G1, written down here as data, and against its own promises."""
+"""Compare the humanoid with the figures of mjlab's G1, and check its contacts, sensors and symmetry."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from paceline.play import Camera
-from paceline.robots import g1
+from paceline.robots.legged import G1
+from paceline.view.camera import Camera
 
 BODIES = {
     # mass, distance from the parent's joint
@@ -29,7 +29,7 @@ BODIES = {
     "wrist_pitch_link": (0.48405, 0.038),
     "wrist_yaw_link": (0.254576, 0.046),
 }
-PLACES = {
+POSITIONS = {
     "left_hip_yaw_link": (0.04622, 0.11645, -0.25104),
     "left_knee_link": (0.0, 0.1186, -0.4393),
     "left_ankle_roll_link": (0.0, 0.11851, -0.75686),
@@ -38,9 +38,9 @@ PLACES = {
     "left_elbow_link": (0.01577, 0.14681, 0.10524),
     "left_wrist_yaw_link": (0.19977, 0.14866, 0.09523),
 }
-"""Seen from the pelvis, all joints at zero."""
+"""Positions relative to the pelvis with all joints at zero, meters."""
 JOINTS = {
-    # axis, range on the left, torque limit, armature, inertia felt at the joint in the home pose
+    # axis, range on the left side, effort limit, armature, joint-space inertia in the home pose
     "hip_pitch": ("y", -2.5307, 2.8798, 88.0, 0.0101775, 0.86444),
     "hip_roll": ("x", -0.5236, 2.9671, 139.0, 0.0251019, 0.66486),
     "hip_yaw": ("z", -2.7576, 2.7576, 88.0, 0.0101775, 0.13975),
@@ -60,7 +60,7 @@ JOINTS = {
 }
 GAINS = {88.0: (40.179, 2.5579), 139.0: (99.098, 6.3088), 50.0: (28.501, 1.8144), 25.0: (14.251, 0.90722)}
 GAINS[5.0] = (16.778, 1.0681)
-"""kp and kd, by the torque limit."""
+"""kp and kd by effort limit."""
 LEGS, TRUNK, ARMS = list(JOINTS)[:6], list(JOINTS)[6:9], list(JOINTS)[9:]
 ORDER = [
     *(f"{side}_{name}_joint" for side in ("left", "right") for name in LEGS),
@@ -76,8 +76,8 @@ SWAY = {
     0.8: (0.1673, 0.717),
     1.0: (0.2748, 0.6842),
 }
-"""The pelvis' x and z by the second, on a floor, let go in the home pose with the targets there."""
-FOOT_SENSORS = {"position": 3, "velocity": 3, "contact": 1, "force": 3}
+"""x and z of the pelvis by time, on a floor, starting in the home pose with constant targets."""
+FOOT_SENSORS = {"position": 3, "velocity": 3, "contact": 1}
 SENSORS = {"gyro": 3, "velocity": 3, "upvector": 3, "torso_contact": 1, "pelvis_contact": 1}
 SENSORS |= {f"{side}_foot_{name}": dim for side in ("left", "right") for name, dim in FOOT_SENSORS.items()}
 SOLES = {f"{side}_foot_{edge}" for side in ("left", "right") for edge in ("inner", "outer")}
@@ -87,7 +87,7 @@ COLLIDES |= {f"{side}_{name}" for side in ("left", "right") for name in ("thigh"
 
 @pytest.fixture(scope="module")
 def model() -> mujoco.MjModel:
-    return g1.scene().compile()
+    return G1.scene().compile()
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def bodies(model: mujoco.MjModel) -> Iterator[tuple[int, str]]:
 
 
 def touching(model: mujoco.MjModel, data: mujoco.MjData) -> set[str]:
-    """The geoms that touch the floor; what touches anything else is a mistake."""
+    """Return the geoms that touch the floor. Any other contact is an error."""
     pairs = [{model.geom(index).name for index in pair} for pair in data.contact.geom]
     assert all("floor" in pair for pair in pairs), pairs
     return set().union(*pairs) - {"floor"}
 
 
 def mirrored(model: mujoco.MjModel, data: mujoco.MjData) -> mujoco.MjData:
-    """The same state and controls, seen in a mirror that hangs in the xz plane."""
+    """Return the state and controls mirrored at the xz plane."""
     image = mujoco.MjData(model)
     image.qpos[:7] = data.qpos[:7] * (1, -1, 1, 1, -1, 1, -1)
     image.qvel[:6] = data.qvel[:6] * (1, -1, 1, -1, 1, -1)
@@ -130,7 +130,7 @@ def mirrored(model: mujoco.MjModel, data: mujoco.MjData) -> mujoco.MjData:
     return image
 
 
-def test_every_body_weighs_what_the_reference_weighs(model: mujoco.MjModel):
+def test_body_masses_equal_the_reference(model: mujoco.MjModel):
     assert model.body_mass.sum() == pytest.approx(33.341142, abs=1e-6)
     found = {name: model.body_mass[index] for index, name in bodies(model)}
     assert found == pytest.approx(
@@ -139,20 +139,20 @@ def test_every_body_weighs_what_the_reference_weighs(model: mujoco.MjModel):
     assert len(found) == 1 + len(ORDER)
 
 
-def test_links_are_as_long_as_the_reference_s(model: mujoco.MjModel):
+def test_link_lengths_equal_the_reference(model: mujoco.MjModel):
     found = {name: np.linalg.norm(model.body_pos[index]) for index, name in bodies(model) if name != "pelvis"}
     assert found == pytest.approx({name: BODIES[one_side(name)][1] for name in found}, abs=1e-5)
 
 
-def test_at_zero_angles_the_joints_lie_where_the_reference_has_them(model: mujoco.MjModel):
+def test_joint_positions_in_the_zero_pose_equal_the_reference(model: mujoco.MjModel):
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    for name, place in PLACES.items():
+    for name, place in POSITIONS.items():
         assert data.body(name).xpos - data.body("pelvis").xpos == pytest.approx(place, abs=5e-5), name
 
 
-def test_joints_come_in_the_reference_s_order_with_its_axes_ranges_and_armatures(model: mujoco.MjModel):
-    assert list(g1.JOINTS) == ORDER == [model.joint(index).name for index in range(1, model.njnt)]
+def test_joint_order_axes_ranges_and_armatures_equal_the_reference(model: mujoco.MjModel):
+    assert list(G1.joint_names) == ORDER == [model.joint(index).name for index in range(1, model.njnt)]
     for name in ORDER:
         axis, low, high, _, armature, _ = JOINTS[one_side(name).removesuffix("_joint")]
         if name.startswith("right") and axis != "y":
@@ -165,7 +165,7 @@ def test_joints_come_in_the_reference_s_order_with_its_axes_ranges_and_armatures
         assert not joint.frictionloss.any(), name
 
 
-def test_actuators_come_in_the_joints_order_with_the_reference_s_torques_and_gains(model: mujoco.MjModel):
+def test_actuators_have_the_order_of_the_joints_and_the_gains_and_effort_limits_of_the_reference(model: mujoco.MjModel):
     assert [model.joint(joint).name for joint in model.actuator_trnid[:, 0]] == ORDER
     for name in ORDER:
         torque = JOINTS[one_side(name).removesuffix("_joint")][3]
@@ -176,7 +176,7 @@ def test_actuators_come_in_the_joints_order_with_the_reference_s_torques_and_gai
         assert actuator.biasprm[:3] == pytest.approx((0.0, -kp, -kd), rel=1e-4), name
 
 
-def test_every_joint_feels_the_inertia_it_feels_in_the_reference(model: mujoco.MjModel, home: mujoco.MjData):
+def test_joint_space_inertias_equal_the_reference(model: mujoco.MjModel, home: mujoco.MjData):
     columns = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, home, columns)
     felt = np.diag(columns)
@@ -187,22 +187,22 @@ def test_every_joint_feels_the_inertia_it_feels_in_the_reference(model: mujoco.M
     assert home.subtree_com[1] - home.body("pelvis").xpos == pytest.approx((0.0306, 0.0, -0.0876), abs=2e-4)
 
 
-def test_in_the_home_pose_it_stands_on_its_soles_at_the_reference_s_height(model: mujoco.MjModel, home: mujoco.MjData):
+def test_in_the_home_pose_it_stands_on_its_soles_at_the_reference_height(model: mujoco.MjModel, home: mujoco.MjData):
     for name in ORDER:
         angle = HOME.get(one_side(name).removesuffix("_joint"), 0.0)
         angle = -angle if name == "right_shoulder_roll_joint" else angle
         assert home.joint(name).qpos == pytest.approx(angle), name
         assert home.actuator(name).ctrl == pytest.approx(angle), name
-    assert home.qpos == pytest.approx(g1.HOME_QPOS)
+    assert home.qpos[2:] == pytest.approx((G1.default_height, 1.0, 0.0, 0.0, 0.0, *G1.default_joint_pos))
     assert home.qpos[2] == pytest.approx(0.75702, abs=5e-4)
     assert home.ncon == 0
     home.qpos[2] -= 0.002
     mujoco.mj_forward(model, home)
     assert touching(model, home) == SOLES
-    assert home.contact.dist == pytest.approx([-0.0015] * 8, abs=6e-4), "heels and toes, flat but for a millimetre"
+    assert home.contact.dist == pytest.approx([-0.0015] * 8, abs=6e-4), "heels and toes, flat within a millimeter"
 
 
-def test_open_loop_it_stays_upright_for_a_second_and_sways_as_the_reference_does(
+def test_open_loop_it_stays_upright_for_a_second_and_sways_like_the_reference(
     model: mujoco.MjModel, home: mujoco.MjData
 ):
     swayed = {}
@@ -218,18 +218,18 @@ def test_open_loop_it_stays_upright_for_a_second_and_sways_as_the_reference_does
         assert swayed[time] == pytest.approx(place, abs=0.008), time
 
 
-def test_a_falling_robot_is_told_by_its_torso_and_not_held_up_by_its_feet(model: mujoco.MjModel, home: mujoco.MjData):
-    told = False
+def test_the_torso_contact_sensor_reports_a_fall(model: mujoco.MjModel, home: mujoco.MjData):
+    reported = False
     while home.time < 3.0:
         mujoco.mj_step(model, home)
-        told |= bool(home.sensor("torso_contact").data[0] > 0.0)
-    assert told
+        reported |= bool(home.sensor("torso_contact").data[0] > 0.0)
+    assert reported
     assert home.sensor("upvector").data[2] < 0.5
     assert home.qpos[2] < 0.3
     assert home.sensor("left_foot_contact").data[0] == 0.0
 
 
-def test_left_and_right_are_mirror_images_in_motion(model: mujoco.MjModel, home: mujoco.MjData):
+def test_left_and_right_move_as_mirror_images(model: mujoco.MjModel, home: mujoco.MjData):
     random = np.random.default_rng(0)
     home.qpos[7:] += random.uniform(-0.2, 0.2, 29)
     home.qvel[:] = random.uniform(-0.5, 0.5, 35)
@@ -250,8 +250,8 @@ def test_all_sensors_exist_with_their_dimensions(model: mujoco.MjModel):
     assert found == SENSORS
 
 
-def test_sensors_tell_gravity_speed_and_the_feet(model: mujoco.MjModel, home: mujoco.MjData):
-    # Lying on its left side, moving ahead and turning about its own upward axis.
+def test_sensors_report_gravity_velocity_and_foot_positions(model: mujoco.MjModel, home: mujoco.MjData):
+    # The robot lies on its left side, moves forward and turns about the z axis of the base.
     home.qpos[2], home.qpos[3:7] = 2.0, (np.sqrt(0.5), -np.sqrt(0.5), 0.0, 0.0)
     home.qvel[:6] = 1.0, 0.0, 0.0, 0.0, 0.0, 0.5
     mujoco.mj_forward(model, home)
@@ -266,22 +266,25 @@ def test_sensors_tell_gravity_speed_and_the_feet(model: mujoco.MjModel, home: mu
         assert home.sensor(f"{side}_foot_contact").data[0] == 0.0
 
 
-def test_standing_feet_tell_contact_and_carry_the_weight(model: mujoco.MjModel, home: mujoco.MjData):
+def test_standing_feet_report_contact_and_carry_the_weight(model: mujoco.MjModel, home: mujoco.MjData):
     while home.time < 0.5:
         mujoco.mj_step(model, home)
     assert home.sensor("left_foot_contact").data[0] == home.sensor("right_foot_contact").data[0] == 4.0
-    carried = home.sensor("left_foot_force").data[2] + home.sensor("right_foot_force").data[2]
-    assert carried == pytest.approx(9.81 * 33.34, rel=0.05)
+    wrenches = np.zeros((home.ncon, 6))
+    for index, wrench in enumerate(wrenches):
+        mujoco.mj_contactForce(model, home, index, wrench)
+    # The floor is flat, so the normal force is vertical.
+    assert wrenches[:, 0].sum() == pytest.approx(9.81 * 33.34, rel=0.05)
     assert home.sensor("torso_contact").data[0] == home.sensor("pelvis_contact").data[0] == 0.0
 
 
-def test_no_two_parts_of_the_robot_can_collide(model: mujoco.MjModel):
+def test_the_robot_does_not_collide_with_itself(model: mujoco.MjModel):
     robot = np.flatnonzero(model.geom_bodyid > 0)
     assert not (model.geom_contype[robot][:, None] & model.geom_conaffinity[robot][None]).any()
     assert len(robot) > 40
 
 
-def test_exactly_the_named_parts_meet_the_floor_and_the_soles_friction_counts(
+def test_only_the_named_parts_collide_with_the_floor_and_the_friction_of_the_soles_is_used(
     model: mujoco.MjModel, home: mujoco.MjData
 ):
     home.qpos[2] = -2.0
@@ -292,9 +295,13 @@ def test_exactly_the_named_parts_meet_the_floor_and_the_soles_friction_counts(
         assert contact.friction[0] == (0.6 if names & SOLES else 1.0), names
 
 
-def test_a_terrain_of_one_s_own_takes_the_floor_s_place():
-    step = '<geom name="floor" type="box" size="1 1 .1" pos="0 0 -.1"/>'
-    model = g1.scene(step).compile()
+def test_the_robot_stands_on_other_ground_geoms():
+    scene = G1.scene()
+    scene.delete(scene.geom("floor"))
+    scene.worldbody.add_geom(
+        name="floor", type=mujoco.mjtGeom.mjGEOM_BOX, size=(1.0, 1.0, 0.1), pos=(0.0, 0.0, -0.1), contype=1
+    )
+    model = scene.compile()
     data = mujoco.MjData(model)
     mujoco.mj_resetDataKeyframe(model, data, 0)
     data.qpos[2] -= 0.001
@@ -302,18 +309,11 @@ def test_a_terrain_of_one_s_own_takes_the_floor_s_place():
     assert touching(model, data) == SOLES
 
 
-def test_the_robot_alone_has_neither_floor_nor_light():
-    model = g1.spec().compile()
-    assert (model.nlight, model.ncam, (model.geom_bodyid == 0).sum()) == (0, 0, 0)
-
-
-def test_every_joint_swings_through_its_range_and_no_further_within_its_torque(
-    model: mujoco.MjModel, home: mujoco.MjData
-):
+def test_every_joint_reaches_both_ends_of_its_range_within_its_effort_limit(model: mujoco.MjModel, home: mujoco.MjData):
     low, high = model.jnt_range[1:].T
     for index in range(29):
         mujoco.mj_resetDataKeyframe(model, home, 0)
-        home.qpos[2] = 10.0  # nothing to kick against
+        home.qpos[2] = 10.0  # no contact with the floor
         angles = []
         for target in [low[index]] * 80 + [high[index]] * 80:
             home.ctrl[index] = target
@@ -325,7 +325,7 @@ def test_every_joint_swings_through_its_range_and_no_further_within_its_torque(
         assert (min(angles), max(angles)) == pytest.approx((low[index], high[index]), abs=0.12), ORDER[index]
 
 
-def test_thrown_about_on_the_floor_by_random_targets_it_stays_whole(model: mujoco.MjModel, home: mujoco.MjData):
+def test_random_targets_on_the_floor_keep_the_state_finite(model: mujoco.MjModel, home: mujoco.MjData):
     random, (low, high) = np.random.default_rng(0), model.jnt_range[1:].T
     for step in range(1000):
         if step % 20 == 0:
@@ -337,15 +337,15 @@ def test_thrown_about_on_the_floor_by_random_targets_it_stays_whole(model: mujoc
     assert not home.warning.number.any()
 
 
-def test_the_camera_shows_the_robot_and_goes_along_with_it(model: mujoco.MjModel, home: mujoco.MjData):
+def test_the_camera_follows_the_robot(model: mujoco.MjModel, home: mujoco.MjData):
     camera = Camera(model, 96, 96)
     try:
-        near = camera.picture(home).astype(float)
+        near = camera.render(home).astype(float)
         home.qpos[0] += 4.0
         mujoco.mj_forward(model, home)
-        far = camera.picture(home).astype(float)
+        far = camera.render(home).astype(float)
     finally:
         camera.close()
-    dark = [(picture.max(axis=2) < 90.0).sum() for picture in (near, far)]
-    assert min(dark) > 80, "joints, feet and visor are dark, and nothing else is"
+    dark = [(frame.max(axis=2) < 90.0).sum() for frame in (near, far)]
+    assert min(dark) > 80, "only joints, feet and visor are dark"
     assert dark[0] == pytest.approx(dark[1], rel=0.1)

@@ -1,4 +1,4 @@
-"""The hand and its cube, on the C engine: what was left out has no effect, and what is there does as it should."""
+"""Check the hand and the cube in the C engine, and that the removed elements have no effect."""
 
 import sys
 from functools import cache
@@ -10,21 +10,21 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.robots import shadow_hand
-from paceline.robots.shadow_hand import CUBE, FINGERS, FOLLOWERS, JOINTS, MOTORS, RANGES, scene
+from paceline.robots.shadow_hand import ACTUATED_JOINTS, COUPLED_JOINTS, CUBE, FINGERS, JOINTS, RANGES, scene
 
 MASS = 567.0 * 0.06**3
 PALM = 0.5111
-"""Height of its surface."""
-STRENGTH = {"WRJ1": 4.785, "WRJ0": 2.175, "FFJ2": 0.9, "FFJ1": 0.7245, "LFJ4": 0.9, "THJ4": 2.3722, "THJ0": 0.81}
-"""N m, as published."""
+"""Height of the surface of the palm, meters."""
+EFFORT_LIMITS = {"WRJ1": 4.785, "WRJ0": 2.175, "FFJ2": 0.9, "FFJ1": 0.7245, "LFJ4": 0.9, "THJ4": 2.3722, "THJ0": 0.81}
+"""Published effort limits, N m."""
 
 
 @cache
 def model() -> mujoco.MjModel:
-    made = scene().compile()
-    # Else a world that blows up starts anew, and looks sound.
-    made.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
-    return made
+    compiled = scene().compile()
+    # Otherwise MuJoCo resets a simulation that diverges, and the test would not see it.
+    compiled.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+    return compiled
 
 
 @cache
@@ -40,61 +40,61 @@ def joint(name: str) -> int:
 def run(
     seconds: float, targets: dict[str, float] | None = None, cube: tuple[float, float, float] = CUBE.start
 ) -> mujoco.MjData:
-    """The hand from its flat pose, with the cube let go at a place."""
-    world = mujoco.MjData(model())
-    world.qpos[24:27] = cube
+    """Simulate the hand from its flat pose, with the cube starting at a position."""
+    data = mujoco.MjData(model())
+    data.qpos[24:27] = cube
     for name, angle in (targets or {}).items():
-        world.actuator(f"robot0:A_{name}").ctrl[0] = angle
-    mujoco.mj_step(model(), world, round(seconds / model().opt.timestep))
-    mujoco.mj_forward(model(), world)
-    assert np.isfinite(world.qpos).all()
-    return world
+        data.actuator(f"robot0:A_{name}").ctrl[0] = angle
+    mujoco.mj_step(model(), data, round(seconds / model().opt.timestep))
+    mujoco.mj_forward(model(), data)
+    assert np.isfinite(data.qpos).all()
+    return data
 
 
 # Figures
 
 
-def test_it_has_24_joints_20_motors_4_couplings_and_a_cube():
+def test_it_has_24_joints_20_actuators_4_couplings_and_a_cube():
     m = model()
     assert (m.nq, m.nv, m.nu, m.ntendon, m.nmocap) == (31, 30, 20, 4, 1)
     assert m.opt.timestep == pytest.approx(1 / 120)
     assert [m.joint(i).name for i in range(m.njnt)] == [*(f"robot0:{name}" for name in JOINTS), "cube"]
-    assert [m.actuator(i).name for i in range(m.nu)] == [f"robot0:A_{name}" for name in MOTORS]
-    assert set(JOINTS) - set(MOTORS) == set(FOLLOWERS)
+    assert [m.actuator(i).name for i in range(m.nu)] == [f"robot0:A_{name}" for name in ACTUATED_JOINTS]
+    assert set(JOINTS) - set(ACTUATED_JOINTS) == set(COUPLED_JOINTS)
 
 
 def test_joints_and_targets_have_the_published_ranges():
     m, ranges = model(), dict(zip(JOINTS, RANGES, strict=True))
     assert m.jnt_range[:24] == pytest.approx(np.array(RANGES))
     assert m.jnt_limited[:24].all()
-    assert m.actuator_ctrlrange == pytest.approx(np.array([ranges[name] for name in MOTORS]))
+    assert m.actuator_ctrlrange == pytest.approx(np.array([ranges[name] for name in ACTUATED_JOINTS]))
 
 
-@pytest.mark.parametrize("name", STRENGTH)
-def test_motors_have_the_published_stiffness_damping_and_strength(name: str):
+@pytest.mark.parametrize("name", EFFORT_LIMITS)
+def test_actuators_have_the_published_gains_damping_and_effort_limits(name: str):
     m, motor = model(), model().actuator(f"robot0:A_{name}")
     wrist = name.startswith("WR")
     assert motor.gainprm[0] == -motor.biasprm[1] == (5.0 if wrist else 1.0)
     assert m.joint(f"robot0:{name}").damping[0] == (0.5 if wrist else 0.1)
-    assert motor.forcerange == pytest.approx((-STRENGTH[name], STRENGTH[name]))
+    assert motor.forcerange == pytest.approx((-EFFORT_LIMITS[name], EFFORT_LIMITS[name]))
 
 
-def test_the_cube_has_an_edge_of_6_cm_and_its_material():
+def test_the_cube_has_an_edge_of_6_cm_and_the_given_density():
     m = model()
     assert m.geom("cube").size == pytest.approx((0.03, 0.03, 0.03))
     assert m.body("cube").mass[0] == pytest.approx(MASS)
     assert m.body("cube").inertia == pytest.approx([MASS * 0.06**2 / 6] * 3)
 
 
-# What was left out
+# Removed elements
 
 
-def test_tendons_that_were_left_out_never_reach_their_limits():
+def test_removed_tendons_never_reach_their_limits():
     m, kept = original(), {model().tendon(i).name for i in range(model().ntendon)}
     assert kept == {f"robot0:T_{finger}J1c" for finger in ("FF", "MF", "RF", "LF")}
-    left_out = [i for i in range(m.ntendon) if m.tendon(i).name not in kept]
-    assert len(left_out) == 40
-    for tendon in left_out:
+    removed = [i for i in range(m.ntendon) if m.tendon(i).name not in kept]
+    assert len(removed) == 40
+    for tendon in removed:
         wraps = range(m.tendon_adr[tendon], m.tendon_adr[tendon] + m.tendon_num[tendon])
         ends = np.array([m.wrap_prm[i] * m.jnt_range[m.wrap_objid[i]] for i in wraps])
         low, high = m.tendon_range[tendon]
@@ -102,7 +102,7 @@ def test_tendons_that_were_left_out_never_reach_their_limits():
         assert ends.max(axis=1).sum() < high
 
 
-def test_no_mesh_collides_and_none_of_the_forearm_is_drawn():
+def test_no_mesh_collides_and_the_forearm_has_no_mesh():
     m = model()
     colliding = (m.geom_contype > 0) | (m.geom_conaffinity > 0)
     assert {mujoco.mjtGeom(kind).name for kind in m.geom_type[colliding]} == {"mjGEOM_BOX", "mjGEOM_CAPSULE"}
@@ -113,12 +113,12 @@ def test_no_mesh_collides_and_none_of_the_forearm_is_drawn():
     assert (m.dof_frictionloss == 0.0).all()
 
 
-def test_fingers_that_meet_push_each_other_once():
+def test_contact_pairs_are_unique():
     pairs = [frozenset((int(a), int(b))) for a, b in zip(model().pair_geom1, model().pair_geom2, strict=True)]
     assert len(pairs) == len(set(pairs)) == original().npair - 1
 
 
-def test_cheap_primitives_look_and_goal_are_groups_of_their_own():
+def test_visual_collision_and_goal_geoms_are_in_different_groups():
     m = model()
     meshes = {m.geom(i).group[0] for i in range(m.ngeom) if m.geom_type[i] == mujoco.mjtGeom.mjGEOM_MESH}
     fingers = {m.geom(f"robot0:C_{finger}distal").group[0] for finger in FINGERS}
@@ -126,7 +126,7 @@ def test_cheap_primitives_look_and_goal_are_groups_of_their_own():
     assert (meshes, fingers, goal) == ({1}, {3}, {2})
 
 
-def test_the_goal_touches_nothing():
+def test_the_goal_does_not_collide():
     m = model()
     parts = [i for i in range(m.ngeom) if m.geom(i).name.startswith("goal")]
     assert len(parts) == 7
@@ -134,19 +134,19 @@ def test_the_goal_touches_nothing():
     assert not m.geom_conaffinity[parts].any()
 
 
-# What it does
+# Behavior
 
 
-def test_a_cube_let_go_comes_to_rest_on_the_open_hand():
-    world = run(3.0)
-    x, y, z = world.body("cube").xpos
+def test_the_cube_comes_to_rest_on_the_open_hand():
+    data = run(3.0)
+    x, y, z = data.body("cube").xpos
     assert (x, y) == pytest.approx(CUBE.start[:2], abs=0.01)
     assert PALM + 0.02 < z < PALM + 0.035
-    assert np.abs(world.qvel).max() < 1e-3
+    assert np.abs(data.qvel).max() < 1e-3
 
 
-def test_without_a_cube_the_hand_stays_where_its_targets_are():
-    """It bears no weight of its own."""
+def test_without_a_cube_the_hand_reaches_its_targets():
+    """Gravity does not act on the hand."""
     targets = {
         "WRJ1": -0.3,
         "WRJ0": 0.4,
@@ -157,54 +157,54 @@ def test_without_a_cube_the_hand_stays_where_its_targets_are():
         "THJ4": -0.5,
         "THJ0": -1.0,
     }
-    world = run(2.0, targets, cube=(1.0, 0.0, 0.6))
+    data = run(2.0, targets, cube=(1.0, 0.0, 0.6))
     for name, angle in targets.items():
-        assert world.qpos[joint(name)] == pytest.approx(angle, abs=0.02), name
-    assert np.abs(world.qvel[:24]).max() < 0.05
+        assert data.qpos[joint(name)] == pytest.approx(angle, abs=0.02), name
+    assert np.abs(data.qvel[:24]).max() < 0.05
 
 
 @pytest.mark.parametrize("finger", ["FF", "MF", "RF", "LF"])
-def test_the_last_joint_of_a_finger_bends_with_the_one_below(finger: str):
-    world = run(1.5, {f"{finger}J1": 1.2}, cube=(1.0, 0.0, 0.6))
-    below, last = (world.qpos[joint(f"{finger}J{number}")] for number in (1, 0))
-    assert below > 1.0
-    # The tendon has a millimetre of slack on either side.
-    assert abs(0.00705 * last - 0.00805 * below) < 0.0012
+def test_the_last_joint_of_a_finger_follows_the_previous_joint(finger: str):
+    data = run(1.5, {f"{finger}J1": 1.2}, cube=(1.0, 0.0, 0.6))
+    previous, last = (data.qpos[joint(f"{finger}J{number}")] for number in (1, 0))
+    assert previous > 1.0
+    # The tendon has a slack of 1 mm in both directions.
+    assert abs(0.00705 * last - 0.00805 * previous) < 0.0012
 
 
-def test_targets_at_the_ends_of_all_ranges_stay_finite():
+def test_random_extreme_targets_keep_the_state_finite():
     m, generator = model(), np.random.default_rng(0)
-    world = mujoco.MjData(m)
+    data = mujoco.MjData(m)
     low, high = m.actuator_ctrlrange.T
     for _ in range(200):
-        world.ctrl = np.where(generator.random(m.nu) < 0.5, low, high)
-        mujoco.mj_step(m, world, 6)
-        assert np.isfinite(world.qpos).all()
-        assert np.abs(world.qvel[:24]).max() < 60.0
-        assert (world.qpos[:24] > m.jnt_range[:24, 0] - 0.2).all()
-        assert (world.qpos[:24] < m.jnt_range[:24, 1] + 0.2).all()
+        data.ctrl = np.where(generator.random(m.nu) < 0.5, low, high)
+        mujoco.mj_step(m, data, 6)
+        assert np.isfinite(data.qpos).all()
+        assert np.abs(data.qvel[:24]).max() < 60.0
+        assert (data.qpos[:24] > m.jnt_range[:24, 0] - 0.2).all()
+        assert (data.qpos[:24] < m.jnt_range[:24, 1] + 0.2).all()
 
 
 # Sensors
 
 
-def test_sensors_of_one_kind_stand_side_by_side():
+def test_sensors_of_one_kind_are_adjacent():
     m = model()
     names = [m.sensor(i).name for i in range(m.nsensor)]
     kinds = ("position", "rotation", "velocity", "spin", "wrench")
     assert names == ["cube_spin", *(f"{finger}_{kind}" for kind in kinds for finger in FINGERS)]
 
 
-def test_fingertips_are_told_where_they_are():
-    world = run(0.5, {"FFJ2": 1.0, "THJ4": 1.0})
+def test_position_sensors_report_the_fingertips():
+    data = run(0.5, {"FFJ2": 1.0, "THJ4": 1.0})
     for finger in FINGERS:
-        site = world.site(f"robot0:S_{finger}tip")
-        assert world.sensor(f"{finger}_position").data == pytest.approx(site.xpos)
+        site = data.site(f"robot0:S_{finger}tip")
+        assert data.sensor(f"{finger}_position").data == pytest.approx(site.xpos)
 
 
-def test_fingertips_feel_what_presses_on_them():
-    lying = run(0.15, cube=(0.0, -0.47, PALM + 0.03))
-    pressed = [finger for finger in FINGERS if lying.sensor(f"{finger}_wrench").data[2] < -0.01]
+def test_wrench_sensors_report_contact_with_the_cube():
+    loaded = run(0.15, cube=(0.0, -0.47, PALM + 0.03))
+    pressed = [finger for finger in FINGERS if loaded.sensor(f"{finger}_wrench").data[2] < -0.01]
     assert {"mf", "rf"} <= set(pressed)
     assert "th" not in pressed
     free = run(0.15, cube=(1.0, 0.0, 0.6))
@@ -214,12 +214,12 @@ def test_fingertips_feel_what_presses_on_them():
 # The wheel
 
 
-def test_the_wheel_is_read_and_not_imported():
+def test_the_wheel_is_not_imported():
     scene()
     assert "gymnasium_robotics" not in sys.modules
 
 
-def test_a_missing_wheel_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shadow_hand, "WHEEL", "gymnasium-robotics-that-nobody-has")
-    with pytest.raises(UserError, match=r"nobody-has: pip install 'paceline\[hand\]'"):
+def test_the_error_for_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shadow_hand, "WHEEL", "gymnasium-robotics-missing")
+    with pytest.raises(UserError, match=r"robotics-missing: pip install 'paceline\[hand\]'"):
         scene()

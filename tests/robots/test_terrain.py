@@ -1,4 +1,4 @@
-"""The ground: as it is computed in tensors, and as MuJoCo has it."""
+"""Compare the terrain heights that are computed from tensors with the geoms in MuJoCo."""
 
 import dataclasses
 import itertools
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.robots.scene import load
 from paceline.robots.terrain import KINDS, Terrain
 
 TERRAIN = Terrain(levels=4, border=3.0, seed=1)
@@ -15,44 +16,46 @@ PATCHES = [(level, kind) for kind in range(len(KINDS)) for level in range(TERRAI
 
 
 def scene() -> mujoco.MjSpec:
-    spec = mujoco.MjSpec()
-    TERRAIN.add_to(spec)
+    spec = load("scene")
+    TERRAIN.replace_floor(spec)
     return spec
 
 
-def heights(places: np.ndarray) -> np.ndarray:
-    """At x and y, [place, 2]."""
+def heights(positions: np.ndarray) -> np.ndarray:
+    """Return the heights at the positions x and y, [position, 2]."""
     table = torch.tensor([TERRAIN.heights().ravel().tolist()])
-    return TERRAIN.height_at(table, *torch.from_numpy(places).float().unbind(1)).numpy()
+    return TERRAIN.height_at(table, *torch.from_numpy(positions).float().unbind(1)).numpy()
 
 
 def patch(level: int, kind: int) -> np.ndarray:
-    """Its heights, [y, x], edges included."""
+    """Return the heights of a patch with its edges, [y, x]."""
     cells = round(TERRAIN.patch / TERRAIN.cell)
     return TERRAIN.heights()[kind * cells : (kind + 1) * cells + 1, level * cells : (level + 1) * cells + 1]
 
 
-def test_heights_in_tensors_are_those_that_rays_find():
+def test_tensor_heights_equal_ray_casts():
     model = scene().compile()
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    # Some are on the flat ground around.
-    places = np.random.default_rng(0).uniform(-1.0, 1.0, size=(1000, 2)) * (np.array(TERRAIN.size) + 2.0)
+    # Some positions are on the flat border.
+    positions = np.random.default_rng(0).uniform(-1.0, 1.0, size=(1000, 2)) * (np.array(TERRAIN.size) + 2.0)
     hit = np.zeros(1, dtype=np.int32)
     down = np.array([0.0, 0.0, -1.0])
-    found = [5.0 - mujoco.mj_ray(model, data, np.array([*place, 5.0]), down, None, 1, -1, hit) for place in places]
-    np.testing.assert_allclose(heights(places), found, atol=1e-4)
+    found = [
+        5.0 - mujoco.mj_ray(model, data, np.array([*position, 5.0]), down, None, 1, -1, hit) for position in positions
+    ]
+    np.testing.assert_allclose(heights(positions), found, atol=1e-4)
     assert np.ptp(found) > 1.0
 
 
-def test_a_ball_comes_to_rest_on_the_ground_wherever_it_is_flat():
+def test_a_ball_rests_on_flat_ground():
     edge_x, edge_y = TERRAIN.size
-    places = [TERRAIN.middle(float(level), float(kind)) for level, kind in PATCHES[::5]]
-    # On the border, and where it meets the patches.
-    places += [(edge_x + 1.0, 0.5), (-edge_x - 1.0, 0.5), (0.5, edge_y + 1.0), (0.5, -edge_y), (edge_x, edge_y)]
+    positions = [TERRAIN.middle(float(level), float(kind)) for level, kind in PATCHES[::5]]
+    # These positions are on the border and where it joins the patches.
+    positions += [(edge_x + 1.0, 0.5), (-edge_x - 1.0, 0.5), (0.5, edge_y + 1.0), (0.5, -edge_y), (edge_x, edge_y)]
     spec = scene()
-    ground = heights(np.array(places))
-    for (x, y), z in zip(places, ground, strict=True):
+    ground = heights(np.array(positions))
+    for (x, y), z in zip(positions, ground, strict=True):
         ball = spec.worldbody.add_body(pos=(x, y, float(z) + 0.06))
         ball.add_freejoint()
         ball.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(0.05, 0.0, 0.0), contype=0, conaffinity=1)
@@ -63,7 +66,7 @@ def test_a_ball_comes_to_rest_on_the_ground_wherever_it_is_flat():
 
 
 @pytest.mark.parametrize(("level", "kind"), PATCHES)
-def test_a_patch_is_flat_where_robots_start_and_meets_its_neighbours(level: int, kind: int):
+def test_a_patch_has_a_flat_start_area_and_joins_its_neighbors(level: int, kind: int):
     ground = patch(level, kind)
     middle = ground.shape[0] // 2
     assert np.ptp(ground[middle - 9 : middle + 10, middle - 9 : middle + 10]) < 1e-6
@@ -71,13 +74,12 @@ def test_a_patch_is_flat_where_robots_start_and_meets_its_neighbours(level: int,
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
-def test_every_level_is_harder_than_the_one_before(kind: int):
-    # The mean steepness, whichever way it goes.
+def test_every_level_is_steeper_than_the_previous_one(kind: int):
     steep = [float(np.abs(np.diff(patch(level, kind), axis=1)).mean()) for level in range(TERRAIN.levels)]
     assert all(easy < 0.8 * hard for easy, hard in itertools.pairwise(steep))
 
 
-def test_stairs_lead_down_and_up_from_where_robots_start():
+def test_stairs_lead_down_and_up_from_the_start_area():
     for name, sign in (("stairs down", 1.0), ("stairs up", -1.0)):
         ground = sign * patch(TERRAIN.levels - 1, KINDS.index(name))
         middle = ground.shape[0] // 2
@@ -86,13 +88,13 @@ def test_stairs_lead_down_and_up_from_where_robots_start():
         assert (np.diff(to_the_edge) <= 0.0).all()
 
 
-def test_the_seed_decides_and_nothing_else():
+def test_heights_depend_on_the_seed_and_not_on_the_border():
     again, other = dataclasses.replace(TERRAIN, border=9.0), dataclasses.replace(TERRAIN, seed=2)
     assert np.array_equal(again.heights(), TERRAIN.heights())
     assert not np.array_equal(other.heights(), TERRAIN.heights())
 
 
-def test_a_place_that_is_not_a_number_has_no_height_but_does_no_harm():
-    places = np.array([[np.nan, 0.0], [np.inf, 0.0], [-1e30, 1e30], [0.0, 0.0]])
-    assert np.isnan(heights(places)[0])
-    assert heights(places)[3] == 0.0
+def test_a_nan_position_has_height_nan_and_does_not_affect_others():
+    positions = np.array([[np.nan, 0.0], [np.inf, 0.0], [-1e30, 1e30], [0.0, 0.0]])
+    assert np.isnan(heights(positions)[0])
+    assert heights(positions)[3] == 0.0

@@ -31,6 +31,8 @@ BLOCK = """
 
 
 def block() -> mujoco.MjModel:
-    """A block that falls on a floor and swings an arm: a free joint, contacts, an activation, a mocap body, and sensors
-    of positions, velocities and accelerations."""
+    """Return a block with an arm that falls on a floor.
+
+    It has a free joint, contacts, an activation, a mocap body, and sensors of positions, velocities and accelerations.
+    """
     return mujoco.MjModel.from_xml_string(BLOCK)

@@ -1,15 +1,15 @@
-"""Room for contacts and constraints, beside what rollouts of real tasks come to."""
+"""Compare the measured capacity with the contacts and constraints of falling robots."""
 
 import mujoco
 import numpy as np
 import pytest
 
-from paceline.robots import g1, go1
-from paceline.sim.calibration import measured
+from paceline.robots.legged import G1, GO1
+from paceline.sim.calibration import measure_capacity
 
 
-def dropped(model: mujoco.MjModel, seconds: float, seed: int) -> tuple[int, int]:
-    """The most contacts and constraint rows while the model falls from a random pose, limp."""
+def count_in_fall(model: mujoco.MjModel, seconds: float, seed: int) -> tuple[int, int]:
+    """Return the maximum numbers of contacts and constraint rows while the robot falls with random velocities."""
     random, data = np.random.default_rng(seed), mujoco.MjData(model)
     data.qpos[2] += 0.3
     data.qvel[:] = 2.0 * random.normal(size=model.nv)
@@ -20,16 +20,16 @@ def dropped(model: mujoco.MjModel, seconds: float, seed: int) -> tuple[int, int]
     return contacts, constraints
 
 
-@pytest.mark.parametrize("robot", [go1, g1])
-def test_a_robot_that_falls_has_room(robot):
+@pytest.mark.parametrize("robot", [GO1, G1], ids=["go1", "g1"])
+def test_the_capacity_is_sufficient_for_falls(robot):
     model = robot.scene().compile()
-    room = measured(model)
-    seen = [dropped(model, 2.0, seed) for seed in range(10)]
-    assert max(contacts for contacts, _ in seen) <= room.contacts
-    assert max(constraints for _, constraints in seen) <= room.constraints
-    assert room.contacts < 64
+    capacity = measure_capacity(model)
+    counts = [count_in_fall(model, 2.0, seed) for seed in range(10)]
+    assert max(contacts for contacts, _ in counts) <= capacity.contacts
+    assert max(constraints for _, constraints in counts) <= capacity.constraints
+    assert capacity.contacts < 64
 
 
-def test_it_is_the_same_every_time():
-    model = go1.scene().compile()
-    assert measured(model) == measured(model)
+def test_the_capacity_is_deterministic():
+    model = GO1.scene().compile()
+    assert measure_capacity(model) == measure_capacity(model)

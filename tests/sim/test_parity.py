@@ -1,6 +1,6 @@
-"""MuJoCo Warp, here on the CPU, against the C engine: the same worlds, to the accuracy of float32.
+"""Compare MuJoCo Warp, on the CPU, with the C engine, to the accuracy of float32.
 
-A few models serve all tests, because Warp compiles kernels for each anew, for half a minute.
+All tests share a few models, because Warp compiles kernels for each model, which takes half a minute.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Senses, Worlds
+from paceline.env.task import EnvState, ResetState, Task
 from paceline.sim.model import sensor_columns
 from paceline.sim.mujoco_sim import MujocoSim
 from paceline.sim.simulation import Sim, choose_engine, make_sim
@@ -24,13 +24,13 @@ from tests.sim.models import block
 CPU = torch.device("cpu")
 RANDOMIZED = ("body_mass", "geom_friction", "opt.gravity")
 
-# Relative to the largest value, as measured for five robots in 100 steps. Some sensors are velocities, so these have
-# the same bound.
+# Maximum differences relative to the largest value, measured for five robots in 100 steps. Some sensors are
+# velocities, so sensors have the same bound.
 QPOS_ERROR, QVEL_ERROR, SENSOR_ERROR = 3e-6, 3e-4, 3e-4
 
 
-def both(model: mujoco.MjModel, worlds: int, fields: tuple[str, ...] = ()) -> tuple[MujocoSim, WarpSim]:
-    return MujocoSim(model, worlds, fields), WarpSim(model, worlds, CPU, fields)
+def both(model: mujoco.MjModel, num_envs: int, fields: tuple[str, ...] = ()) -> tuple[MujocoSim, WarpSim]:
+    return MujocoSim(model, num_envs, fields), WarpSim(model, num_envs, CPU, fields)
 
 
 def error(one: Tensor, other: Tensor) -> float:
@@ -51,19 +51,19 @@ def assert_close(one: Sim, other: Sim) -> None:
     assert torch.equal(one.overflowed, other.overflowed)
 
 
-class Pushes:
-    """The same controls, goals, masks and starting states for every sim that is driven by it."""
+class RandomDriver:
+    """Drives several sims with the same random controls, goals, resets and start states."""
 
-    def __init__(self, model: mujoco.MjModel, worlds: int, seed: int = 0):
+    def __init__(self, model: mujoco.MjModel, num_envs: int, seed: int = 0):
         self._generator = torch.Generator().manual_seed(seed)
-        self._model, self._worlds = model, worlds
-        self._start = torch.from_numpy(model.qpos0).float().expand(worlds, -1)
+        self._model, self._num_envs = model, num_envs
+        self._start = torch.from_numpy(model.qpos0).float().expand(num_envs, -1)
 
-    def next(self, *sims: Sim, reset_share: float = 0.03) -> Tensor:
-        """One env step of two substeps in all `sims`, compared in each phase; the worlds that were reset."""
+    def step(self, *sims: Sim, reset_fraction: float = 0.03) -> Tensor:
+        """Run one env step of two substeps in all `sims`, compare them after each phase, and return the reset envs."""
         controls, goals = self._normal(self._model.nu), self._normal(3)
         qpos, qvel = self._start + 0.05 * self._normal(self._model.nq), 0.3 * self._normal(self._model.nv)
-        mask = torch.rand(self._worlds, generator=self._generator) < reset_share
+        mask = torch.rand(self._num_envs, generator=self._generator) < reset_fraction
         for sim in sims:
             sim.ctrl.copy_(controls)
             sim.step(2)
@@ -79,22 +79,22 @@ class Pushes:
         return mask
 
     def _normal(self, width: int) -> Tensor:
-        return torch.randn(self._worlds, width, generator=self._generator)
+        return torch.randn(self._num_envs, width, generator=self._generator)
 
 
 def touch(sim: Sim) -> Tensor:
     return sim.sensordata[:, sensor_columns(sim.model)["touch"]]
 
 
-def test_cartpole_moves_alike_on_both_engines():
+def test_cartpole_moves_equally_on_both_engines():
     model = Cartpole().model()
-    sims, pushes = both(model, 4), Pushes(model, 4)
-    resets = sum(int(pushes.next(*sims).sum()) for _ in range(100))
+    sims, driver = both(model, 4), RandomDriver(model, 4)
+    resets = sum(int(driver.step(*sims).sum()) for _ in range(100))
     assert resets > 5
 
 
-def test_contacts_sensors_activations_and_mocap_bodies_behave_alike_with_randomised_fields():
-    sims, pushes = both(block(), 4, RANDOMIZED), Pushes(block(), 4)
+def test_contacts_sensors_activations_and_mocap_bodies_are_equal_with_randomized_fields():
+    sims, driver = both(block(), 4, RANDOMIZED), RandomDriver(block(), 4)
     for sim in sims:
         sim.field("body_mass").mul_(torch.tensor([0.5, 1.0, 2.0, 4.0])[:, None])
         sim.field("geom_friction").mul_(torch.tensor([0.1, 0.5, 1.0, 2.0])[:, None, None])
@@ -102,21 +102,21 @@ def test_contacts_sensors_activations_and_mocap_bodies_behave_alike_with_randomi
         sim.sense()
     resets, touched = 0, torch.zeros(4, 1)
     for _ in range(100):
-        resets += int(pushes.next(*sims).sum())
+        resets += int(driver.step(*sims).sum())
         touched += touch(sims[0]) > 0.0
     assert resets > 5
     assert (touched > 10).all()
 
 
-def test_randomised_fields_change_the_motion_alike():
-    """Guards the comparison above: its worlds would not move alike if the fields were ignored."""
+def test_randomized_fields_change_the_motion_equally():
+    """Ensure that the fields of the previous test are not ignored by both engines."""
     sims = both(block(), 2, RANDOMIZED)
     for sim in sims:
         sim.field("body_mass")[1] *= 4.0
         sim.field("geom_friction")[1] *= 0.1
         sim.refresh_constants()
         qpos, qvel = sim.qpos.clone(), sim.qvel.clone()
-        qpos[:, 2], qvel[:, 0] = 0.0599, 1.0  # just inside the floor, sliding
+        qpos[:, 2], qvel[:, 0] = 0.0599, 1.0  # a small penetration, sliding
         sim.reset(torch.ones(2, dtype=torch.bool), qpos, qvel)
         sim.sense()
         for _ in range(150):
@@ -126,7 +126,7 @@ def test_randomised_fields_change_the_motion_alike():
         assert sim.qpos[:, 0].tolist() == pytest.approx([0.045, 0.516], rel=0.02)
 
 
-def test_each_world_falls_by_its_own_gravity():
+def test_each_env_has_its_own_gravity():
     pull = torch.tensor([[0.0, 0.0, -9.81], [0.0, 0.0, 0.0], [1.0, -2.0, 3.0]])
     for sim in both(block(), 3, ("opt.gravity",)):
         assert torch.equal(sim.field("opt.gravity"), pull[:1].expand(3, -1))
@@ -140,14 +140,14 @@ def test_each_world_falls_by_its_own_gravity():
 @pytest.mark.parametrize("order", ["c to warp", "warp to c"])
 def test_a_state_saved_on_one_engine_continues_on_the_other(order: str):
     model = block()
-    sims, pushes = both(model, 3, RANDOMIZED), Pushes(model, 3, seed=2)
+    sims, driver = both(model, 3, RANDOMIZED), RandomDriver(model, 3, seed=2)
     origin, target = sims if order == "c to warp" else sims[::-1]
     origin.field("body_mass")[1] *= 2.0
     origin.field("opt.gravity")[2] = torch.tensor([1.0, 0.0, -5.0])
     origin.refresh_constants()
     origin.sense()
     for _ in range(25):
-        pushes.next(origin)
+        driver.step(origin)
     state = origin.state()
     state["xfrc_applied"][:, 2] = torch.tensor([0.0, 0.3, 0.5, 0.01, 0.0, 0.0])
     state["qfrc_applied"][:, -1] = 0.05
@@ -157,18 +157,18 @@ def test_a_state_saved_on_one_engine_continues_on_the_other(order: str):
     for name in RANDOMIZED:
         assert torch.equal(target.field(name), origin.field(name)), name
     for _ in range(25):
-        pushes.next(origin, target, reset_share=0.0)
+        driver.step(origin, target, reset_fraction=0.0)
 
 
-def test_a_loaded_state_continues_bit_by_bit_on_warp():
+def test_a_loaded_state_continues_bit_identically_on_warp():
     model = block()
     first, second = WarpSim(model, 3, CPU), WarpSim(model, 3, CPU)
-    pushes = Pushes(model, 3)
+    driver = RandomDriver(model, 3)
     for _ in range(40):
-        pushes.next(first)
+        driver.step(first)
     second.load_state(first.state())
     for _ in range(40):
-        pushes.next(first, second)
+        driver.step(first, second)
         for name, tensor in first.state().items():
             assert torch.equal(tensor, second.state()[name]), name
 
@@ -176,38 +176,38 @@ def test_a_loaded_state_continues_bit_by_bit_on_warp():
 @pytest.mark.parametrize("engine", [MujocoSim, WarpSim])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e11])
 @pytest.mark.parametrize("field", ["qpos", "qvel"])
-def test_a_poisoned_world_fails_alone_and_restarts_as_new(engine: type, value: float, field: str):
+def test_an_invalid_state_fails_only_its_env_and_a_reset_recovers(engine: type, value: float, field: str):
     model = block()
 
     def make() -> Sim:
         return make_sim(model, 3, "warp" if engine is WarpSim else "mujoco", CPU)
 
-    sound, poisoned, pushes, again = make(), make(), Pushes(model, 3), Pushes(model, 3)
+    valid, invalid, driver, again = make(), make(), RandomDriver(model, 3), RandomDriver(model, 3)
     for _ in range(40):
-        pushes.next(sound, reset_share=0.0)
-        again.next(poisoned, reset_share=0.0)
-    state = poisoned.state()
+        driver.step(valid, reset_fraction=0.0)
+        again.step(invalid, reset_fraction=0.0)
+    state = invalid.state()
     state[field][1] = value
-    poisoned.load_state(state)
-    for sim in (sound, poisoned):
+    invalid.load_state(state)
+    for sim in (valid, invalid):
         sim.step(2)
-    assert poisoned.failed.tolist() == [False, True, False]
-    assert not poisoned.overflowed.any()
+    assert invalid.failed.tolist() == [False, True, False]
+    assert not invalid.overflowed.any()
     fresh = torch.from_numpy(model.qpos0).float().expand(3, -1)
-    for sim in (sound, poisoned):
+    for sim in (valid, invalid):
         sim.reset(torch.tensor([False, True, False]), fresh, torch.zeros_like(sim.qvel))
         sim.sense()
     for _ in range(20):
-        pushes.next(sound)
-        again.next(poisoned)
-    assert poisoned.failures.tolist() == [0, 1, 0]
-    assert sound.failures.tolist() == [0, 0, 0]
-    for name, tensor in sound.state().items():
+        driver.step(valid)
+        again.step(invalid)
+    assert invalid.failures.tolist() == [0, 1, 0]
+    assert valid.failures.tolist() == [0, 0, 0]
+    for name, tensor in valid.state().items():
         if name != "failures":
-            assert torch.equal(tensor, poisoned.state()[name]), name
+            assert torch.equal(tensor, invalid.state()[name]), name
 
 
-def test_a_control_that_is_not_a_number_fails_its_world_on_both_engines():
+def test_an_env_with_a_nan_control_fails_on_both_engines():
     for sim in both(block(), 3):
         sim.ctrl[2] = torch.nan
         for _ in range(2):
@@ -217,46 +217,46 @@ def test_a_control_that_is_not_a_number_fails_its_world_on_both_engines():
         assert sim.failures[:2].tolist() == [0, 0]
 
 
-def laid_down(sim: Sim, *worlds: int) -> None:
-    qpos = torch.from_numpy(sim.model.qpos0).float().expand(sim.worlds, -1).clone()
-    qpos[list(worlds), 2] = 0.0599
-    sim.reset(torch.ones(sim.worlds, dtype=torch.bool), qpos, torch.zeros_like(sim.qvel))
+def place_on_floor(sim: Sim, *envs: int) -> None:
+    qpos = torch.from_numpy(sim.model.qpos0).float().expand(sim.num_envs, -1).clone()
+    qpos[list(envs), 2] = 0.0599
+    sim.reset(torch.ones(sim.num_envs, dtype=torch.bool), qpos, torch.zeros_like(sim.qvel))
     sim.sense()
 
 
-def test_worlds_that_run_out_of_constraint_rows_are_counted_each_on_warp():
-    sim = WarpSim(block(), 3, CPU, constraints_per_world=8)
-    laid_down(sim, 1)
+def test_envs_that_run_out_of_constraint_rows_are_counted_separately_on_warp():
+    sim = WarpSim(block(), 3, CPU, constraints_per_env=8)
+    place_on_floor(sim, 1)
     for _ in range(3):
         sim.step(2)
         sim.sense()
         assert sim.overflowed.tolist() == [False, True, False]
     assert sim.overflows.tolist() == [0, 3, 0]
-    laid_down(sim)
+    place_on_floor(sim)
     sim.step(2)
     assert not sim.overflowed.any()
 
 
-def test_contacts_are_one_pool_on_warp_so_all_worlds_are_counted_when_it_is_empty():
-    """Whose contacts are lost is not known: a world in the air may be as wrong as the one that took too many."""
-    sim = WarpSim(block(), 3, CPU, contacts_per_world=1)
-    laid_down(sim, 1)
+def test_all_envs_are_marked_when_the_shared_contact_pool_of_warp_is_exhausted():
+    """Warp does not report which contacts were lost, so every env may be wrong."""
+    sim = WarpSim(block(), 3, CPU, contacts_per_env=1)
+    place_on_floor(sim, 1)
     sim.step(2)
     assert sim.overflowed.tolist() == [True, True, True]
-    laid_down(sim)
+    place_on_floor(sim)
     sim.step(2)
     assert not sim.overflowed.any()
     assert sim.overflows.tolist() == [1, 1, 1]
 
 
-def test_a_task_runs_alike_on_both_engines():
+def test_a_task_gives_equal_results_on_both_engines():
     c, warp = (RobotEnv(Cartpole(), 8, engine, seed=3) for engine in ("mujoco", "warp"))
     generator = torch.Generator().manual_seed(0)
     assert error(c.reset()["policy"], warp.reset()["policy"]) == 0.0
     ended = 0
     for i in range(100):
         if i % 10 == 0:
-            warp.prefetch(10)
+            warp.prefetch_random(10)
         actions = torch.randn(8, 1, generator=generator)
         one, other = c.step(actions), warp.step(actions)
         assert torch.equal(one.terminated, other.terminated)
@@ -270,12 +270,12 @@ def test_a_task_runs_alike_on_both_engines():
 
 
 @dataclass(frozen=True)
-class Tossed:
-    """The block, dropped askew on the floor and knocked in its tenth step; each of its draws shows in how it moves."""
+class Tossed(Task):
+    """A tilted block falls on the floor and is pushed in its tenth step; every randomized field affects its motion."""
 
-    randomization: tuple[Randomization, ...] = (
+    fields: tuple[Randomization, ...] = (
         Randomization("body_mass", 0.5, 2.0, names="block|arm", when="once"),
-        # On slippier ground Warp's solver, in float32, stops at 1e-5 from where C's does.
+        # With lower friction, Warp's float32 solver differs from the C engine by 1e-5.
         Randomization("geom_friction", 0.3, 1.0, how="set", column=0, together=True),
         Randomization("actuator_gainprm", 0.5, 2.0, column=0, when="once", every_seconds=0.07),
         Randomization("actuator_biasprm", 0.5, 2.0),
@@ -286,9 +286,13 @@ class Tossed:
     episode_seconds: float = 0.3
     decimation: int = 2
 
-    actions = 1
-    reset_numbers = 6
-    senses = Senses(history=2, delay=(0, 1))
+    num_actions = 1
+    num_reset_samples = 6
+    observation_history = 2
+    observation_delay = (0, 1)
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return self.fields
 
     def model(self) -> mujoco.MjModel:
         model = block()
@@ -296,30 +300,30 @@ class Tossed:
         model.actuator_biasprm[0, :3] = 0.02, -0.2, -0.02
         return model
 
-    def control(self, worlds: Worlds) -> Tensor:
-        return worlds.action
+    def control(self, state: EnvState) -> Tensor:
+        return state.action
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        return {"policy": worlds.qpos, "critic": worlds.qvel}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": state.qpos, "critic": state.qvel}
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        return {"height": worlds.qpos[:, 2]}
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        return {"height": state.qpos[:, 2]}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return worlds.qpos[:, 0] > 0.2
+    def terminated(self, state: EnvState) -> Tensor:
+        return state.qpos[:, 0] > 0.2
 
-    def push(self, worlds: Worlds) -> Tensor:
-        return (worlds.episode_step == 10).float()[:, None] * torch.full_like(worlds.qvel, 0.3)
+    def push_velocity(self, state: EnvState) -> Tensor:
+        return (state.episode_step == 10).float()[:, None] * torch.full_like(state.qvel, 0.3)
 
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         zero, upright = torch.zeros_like(uniform[:, :2]), torch.ones_like(uniform[:, :1])
         qpos = torch.cat((zero, 0.09 * upright, upright, 0.1 * uniform[:, :1], zero, zero[:, :1]), dim=1)
-        return qpos, torch.cat((uniform, zero[:, :1]), dim=1)
+        return ResetState(qpos, torch.cat((uniform, zero[:, :1]), dim=1))
 
 
-def test_draws_pushes_and_delays_are_alike_on_both_engines():
+def test_randomization_pushes_and_delays_are_equal_on_both_engines():
     envs = c, warp = [RobotEnv(Tossed(), 6, engine, seed=1) for engine in ("mujoco", "warp")]
-    fields = dict.fromkeys(item.field for item in Tossed().randomization)
+    fields = dict.fromkeys(item.field for item in Tossed().fields)
     generator = torch.Generator().manual_seed(0)
     terminated = truncated = 0
     seen = [{name: c.sim.field(name).clone() for name in fields}]
@@ -343,17 +347,17 @@ def test_draws_pushes_and_delays_are_alike_on_both_engines():
         assert (changes == 0) == (name == "body_mass"), name
 
 
-@pytest.mark.parametrize("item", Tossed().randomization, ids=lambda item: f"{item.field} {item.column}")
-def test_each_draw_moves_the_block(item: Randomization):
-    """Guards the comparison above: it would hold nothing if both engines ignored a field."""
-    plain, drawn = (RobotEnv(Tossed(randomization=items), 6, "mujoco", seed=1) for items in ((), (item,)))
+@pytest.mark.parametrize("item", Tossed().fields, ids=lambda item: f"{item.field} {item.column}")
+def test_each_randomization_changes_the_motion(item: Randomization):
+    """Ensure that the previous test does not pass because both engines ignore a field."""
+    plain, randomized = (RobotEnv(Tossed(fields=items), 6, "mujoco", seed=1) for items in ((), (item,)))
     for _ in range(25):
-        for env in (plain, drawn):
+        for env in (plain, randomized):
             env.step(torch.ones(6, 1))
-    assert ((plain.sim.qpos - drawn.sim.qpos).abs().amax(1) > 10 * QPOS_ERROR).all()
+    assert ((plain.sim.qpos - randomized.sim.qpos).abs().amax(1) > 10 * QPOS_ERROR).all()
 
 
-def test_what_a_warp_env_returned_is_never_written_to_again():
+def test_returned_observations_of_a_warp_env_are_not_overwritten():
     env = RobotEnv(Cartpole(), 4, "warp")
     kept = [env.step(torch.ones(4, 1)).obs["policy"] for _ in range(5)]
     copies = [obs.clone() for obs in kept]
@@ -362,13 +366,13 @@ def test_what_a_warp_env_returned_is_never_written_to_again():
     assert all(torch.equal(now, then) for now, then in zip(kept, copies, strict=True))
 
 
-def test_a_field_that_is_not_per_world_is_named():
+def test_an_error_names_a_field_that_is_not_per_env():
     sim = WarpSim(block(), 2, CPU, ("body_mass",))
-    with pytest.raises(KeyError, match=r"'geom_friction' is not per world.*body_mass"):
+    with pytest.raises(KeyError, match=r"'geom_friction' is not per env.*body_mass"):
         sim.field("geom_friction")
 
 
-def test_runge_kutta_is_refused_by_warp():
+def test_warp_rejects_runge_kutta():
     model = block()
     model.opt.integrator = mujoco.mjtIntegrator.mjINT_RK4
     with pytest.raises(ValueError, match="use implicitfast or Euler"):
@@ -376,8 +380,8 @@ def test_runge_kutta_is_refused_by_warp():
 
 
 @pytest.mark.parametrize(
-    ("engine", "device", "chosen"),
+    ("engine", "device", "expected"),
     [("auto", "cpu", "mujoco"), ("auto", "cuda", "warp"), ("warp", "cpu", "warp"), ("mujoco", "cpu", "mujoco")],
 )
-def test_the_engine_follows_the_device_unless_named(engine: str, device: str, chosen: str):
-    assert choose_engine(engine, torch.device(device)) == chosen
+def test_the_default_engine_depends_on_the_device(engine: str, device: str, expected: str):
+    assert choose_engine(engine, torch.device(device)) == expected

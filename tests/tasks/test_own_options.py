@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline import arguments, build, checkpoint
+from paceline.cli import train_arguments as arguments
 from paceline.env.robot_env import RobotEnv
-from paceline.run_dir import RunDir
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
 from paceline.train import train
+from paceline.training import build
 from tests.distributed.faults import install
 
 TASK = """from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 
@@ -47,7 +49,7 @@ class Optional(Cartpole):
         hash((self.ranges, self.maybe, self.weights, self.limits))
 
 
-ENTRY = TaskEntry(Optional, summary="has options", ppo=PpoConfig(horizon=8, hidden=(8,)), cpu_envs=4)
+ENTRY = TaskEntry(Optional, summary="has options", training=TrainingSettings(horizon=8, hidden_layers=(8,)), cpu_envs=4)
 """
 
 
@@ -59,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(words: list[str]) -> dict[str, Any]:
-    order = arguments.read(words)
+    order = arguments.parse(words)
     run = order.run or RunDir(order.arguments.run_dir)
     newest = checkpoint.newest(run.checkpoints) if order.run else None
     return train(order.config, run, Console(quiet=True), newest)
@@ -76,4 +78,4 @@ def test_a_run_with_nested_options_is_trained_resumed_and_opened(run: Path):
     assert (options.ranges, options.robot) == (((0.0, 1.0), (4.0, 5.0)), "anymal")
     assert (options.maybe, options.gains) == (((1, 2), (3,)), {"hip": (1.0, 2.0)})
     assert (options.weights.alive, options.weights.angles, options.limits.high) == (2.0, (0.0, 1.0), (3.0, 4.0))
-    assert opened.config() == arguments.read(["--resume", str(run), "--max-iterations", "2"]).config
+    assert opened.config() == arguments.parse(["--resume", str(run), "--max-iterations", "2"]).config

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
 from paceline.tasks import registry
 from paceline.tasks.cartpole import ENTRY
 
@@ -30,7 +31,7 @@ def test_every_task_has_options_with_defaults_and_settings_that_are_allowed(name
         task.episode_seconds = 1.0  # pyright: ignore[reportAttributeAccessIssue]
     assert entry.summary
     assert "\n" not in entry.summary
-    entry.ppo.check()
+    LEARNERS["ppo"].settings.from_training(entry.training).check()
 
 
 def test_an_unknown_task_is_answered_with_the_nearest():
@@ -52,7 +53,7 @@ def test_an_entry_point_that_is_no_task_entry_is_named(tmp_path: Path, monkeypat
 
 HEAD = """
 from dataclasses import dataclass
-from paceline.settings.ppo import PpoConfig
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 """
@@ -71,7 +72,7 @@ ENTRIES = {
         "@dataclass(frozen=True)\nclass T:\n    wind: float\nENTRY = TaskEntry(T, '')",
         "class T has no default for wind: give it one",
     ),
-    "settings": ("ENTRY = TaskEntry(Cartpole, '', ppo={})", r"ppo is \{\}, but must be a PpoConfig"),
+    "settings": ("ENTRY = TaskEntry(Cartpole, '', training={})", r"training is \{\}, but must be a TrainingSettings"),
 }
 
 
@@ -89,7 +90,7 @@ def test_a_subclass_without_options_of_its_own_needs_no_decorator(tmp_path: Path
     (tmp_path / "wrong_entry.py").write_text(HEAD + "class T(Cartpole): ...\nENTRY = TaskEntry(T, '')")
     monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
     installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
-    assert registry.find("other").task().actions == 1
+    assert registry.find("other").task().num_actions == 1
 
 
 def test_another_package_cannot_replace_our_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,32 +3,35 @@
 import dataclasses
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from paceline import rotations
-from paceline.config import TrainConfig
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
+from paceline.learners.ppo.settings import PpoSettings
 from paceline.robots import shadow_hand
-from paceline.run_dir import RunDir
-from paceline.settings.ppo import PpoConfig
-from paceline.tasks.shadow_hand_repose import ENTRY, ShadowHandRepose
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.tasks.shadow_hand_repose import ENTRY, ShadowHandRepose, ShadowHandRewards
+from paceline.tensors import rotations
 from paceline.train import train
 
 IN_HAND = (0.0, -0.39, 0.56)
 
 
 def put(env: RobotEnv, **parts: Tensor) -> None:
-    """Some parts of the state, in all worlds: `place`, `rotation`, or a part of the memory."""
+    """Set parts of the state in all envs: `place`, `rotation`, or an entry of the task state."""
     state = env.state()
     for name, value in parts.items():
         target = {"place": state["sim/qpos"][:, 24:27], "rotation": state["sim/qpos"][:, 27:]}.get(name)
-        (state[f"memory/{name}"] if target is None else target).copy_(value)
+        (state[f"task_state/{name}"] if target is None else target).copy_(value)
     env.load_state(state)
 
 
@@ -39,18 +42,18 @@ def turned(angle: float) -> Tensor:
 
 
 def nothing(env: RobotEnv) -> Tensor:
-    return torch.zeros(env.num_envs, env.actions)
+    return torch.zeros(env.num_envs, env.num_actions)
 
 
 def test_the_settings_hold():
     for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
-        ENTRY.settings(learner).check()
+        LEARNERS[learner].settings.from_training(ENTRY.training).check()
 
 
 def test_an_episode_is_600_control_steps_of_a_sixtieth_of_a_second():
     env = RobotEnv(ShadowHandRepose(), 1)
-    assert env.episode_steps == 600
-    assert env.control_seconds == pytest.approx(1 / 60)
+    assert env.max_episode_steps == 600
+    assert env.step_seconds == pytest.approx(1 / 60)
 
 
 # Actions
@@ -61,11 +64,13 @@ def test_actions_of_one_ask_for_the_ends_of_the_ranges(action: float, end: int):
     env = RobotEnv(ShadowHandRepose(), 1)
     env.step(torch.full((1, 20), action))
     ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
-    assert env.sim.ctrl[0].tolist() == pytest.approx([ranges[name][end] for name in shadow_hand.MOTORS], abs=1e-6)
+    assert env.sim.ctrl[0].tolist() == pytest.approx(
+        [ranges[name][end] for name in shadow_hand.ACTUATED_JOINTS], abs=1e-6
+    )
 
 
 def test_targets_may_follow_actions_by_and_by():
-    at_once, slowly = (RobotEnv(ShadowHandRepose(new_target=share), 1) for share in (1.0, 0.3))
+    at_once, slowly = (RobotEnv(ShadowHandRepose(action_moving_average=share), 1) for share in (1.0, 0.3))
     for env in (at_once, slowly):
         env.step(torch.ones(1, 20))
     torch.testing.assert_close(slowly.sim.ctrl, 0.3 * at_once.sim.ctrl)
@@ -77,15 +82,15 @@ def test_targets_may_follow_actions_by_and_by():
 
 
 @pytest.mark.parametrize(("sees", "width"), [("state", 157), ("fingertips", 42)])
-def test_the_policy_sees_as_much_as_it_is_given_and_the_critic_all(sees: str, width: int):
-    obs = RobotEnv(ShadowHandRepose(policy_sees=sees), 2).reset()  # pyright: ignore[reportArgumentType]
+def test_the_policy_observes_the_chosen_group_and_the_critic_everything(sees: str, width: int):
+    obs = RobotEnv(ShadowHandRepose(policy_observations=sees), 2).reset()  # pyright: ignore[reportArgumentType]
     assert obs["policy"].shape == (2, width)
     assert obs["critic"].shape == (2, 157 + 30)
 
 
 def test_the_state_is_in_its_order():
     env = RobotEnv(ShadowHandRepose(), 3)
-    seen, qpos, goal = env.reset()["policy"], env.sim.qpos, env._memory["goal"]
+    seen, qpos, goal = env.reset()["policy"], env.sim.qpos, env.env_state.task_state["goal"]
     low, high = torch.tensor(shadow_hand.RANGES).unbind(1)
     torch.testing.assert_close(seen[:, :24], 2.0 * (qpos[:, :24] - low) / (high - low) - 1.0)
     torch.testing.assert_close(seen[:, 48:55], qpos[:, 24:])
@@ -100,7 +105,7 @@ def test_the_state_is_in_its_order():
     torch.testing.assert_close(env.step(actions).obs["policy"][:, 137:], actions.clamp(-1.0, 1.0))
 
 
-def test_speeds_are_the_worlds_own_axes_and_scaled():
+def test_velocities_are_in_the_global_frame_and_scaled():
     env = RobotEnv(ShadowHandRepose(), 1)
     state = env.state()
     # Its x axis points up.
@@ -109,7 +114,7 @@ def test_speeds_are_the_worlds_own_axes_and_scaled():
     state["sim/qvel"][:, 7] = 4.0
     env.load_state(state)
     env.sim.sense()
-    seen = env._fresh_observations()["policy"][0]
+    seen = env.observe()["policy"][0]
     assert seen[24 + 7] == pytest.approx(0.8)
     assert seen[55:61].tolist() == pytest.approx([1.0, 2.0, 3.0, 0.0, 0.0, 1.0], abs=1e-5)
 
@@ -118,16 +123,16 @@ def test_speeds_are_the_worlds_own_axes_and_scaled():
 
 
 def test_rewards_worked_out_by_hand():
-    task = ShadowHandRepose(fall_penalty=50.0)
+    task = ShadowHandRepose(rewards=ShadowHandRewards(fall=-50.0))
     env = RobotEnv(task, 2)
     place = torch.tensor([IN_HAND, IN_HAND]) + torch.tensor([[0.0, 0.03, 0.04], [0.3, 0.0, 0.0]])
     put(env, place=place, angle=torch.tensor([[0.4], [0.06]]), reached=torch.tensor([[0.0], [1.0]]))
-    env._action.fill_(0.5)
-    assert task.terminated(env._worlds).tolist() == [False, True]
-    terms = task.reward(env._worlds, torch.tensor([False, True]))
+    env.env_state.action.fill_(0.5)
+    assert task.terminated(env.env_state).tolist() == [False, True]
+    terms = task.reward(env.env_state, torch.tensor([False, True]))
     assert terms["distance"].tolist() == pytest.approx([-0.005, -0.03])
     assert terms["rotation"].tolist() == pytest.approx([0.02, 0.0625])
-    assert terms["effort"].tolist() == pytest.approx([-1e-5, -1e-5])
+    assert terms["action"].tolist() == pytest.approx([-1e-5, -1e-5])
     assert terms["success"].tolist() == pytest.approx([0.0, 2.5])
     assert terms["fall"].tolist() == pytest.approx([0.0, -0.5])
 
@@ -150,24 +155,24 @@ def test_a_goal_that_is_reached_pays_counts_and_gives_way_to_the_next():
     rotation = turned(0.7).expand(3, -1)
     off = torch.cat((turned(0.05), turned(0.15), turned(3.0)))
     put(env, rotation=rotation, goal=rotations.product(off, rotation), place=torch.tensor([0.0, -0.39, 0.65]))
-    before = env._memory["goal"].clone()
+    before = env.env_state.task_state["goal"].clone()
     step = env.step(nothing(env))
-    assert env._memory["reached"].flatten().tolist() == [1.0, 0.0, 0.0]
-    assert env._memory["angle"].flatten().tolist() == pytest.approx([0.05, 0.15, 3.0], abs=2e-3)
+    assert env.env_state.task_state["reached"].flatten().tolist() == [1.0, 0.0, 0.0]
+    assert env.env_state.task_state["angle"].flatten().tolist() == pytest.approx([0.05, 0.15, 3.0], abs=2e-3)
     assert (step.reward > 2.0).tolist() == [True, False, False]
-    assert (env._memory["goal"] == before).all(1).tolist() == [False, True, True]
-    assert step.obs["policy"][:, 64:68].equal(env._memory["goal"])
-    assert env._memory["successes"].flatten().tolist() == [1.0, 0.0, 0.0]
+    assert (env.env_state.task_state["goal"] == before).all(1).tolist() == [False, True, True]
+    assert step.obs["policy"][:, 64:68].equal(env.env_state.task_state["goal"])
+    assert env.env_state.task_state["successes"].flatten().tolist() == [1.0, 0.0, 0.0]
 
 
 def test_goals_and_starts_are_turned_every_way():
     env = RobotEnv(ShadowHandRepose(), 500)
-    for quaternions in (env._memory["goal"], env.sim.qpos[:, 27:]):
+    for quaternions in (env.env_state.task_state["goal"], env.sim.qpos[:, 27:]):
         torch.testing.assert_close(quaternions.norm(dim=1), torch.ones(500))
         up = 1.0 - 2.0 * quaternions[:, 1:3].square().sum(1)
         assert up.min() < -0.95
         assert up.max() > 0.95
-    assert not torch.allclose(env._memory["goal"], env.sim.qpos[:, 27:])
+    assert not torch.allclose(env.env_state.task_state["goal"], env.sim.qpos[:, 27:])
 
 
 def test_starts_keep_to_their_bounds():
@@ -182,13 +187,13 @@ def test_starts_keep_to_their_bounds():
 
 
 def test_the_log_has_the_successes_of_whole_episodes():
-    """So easy that there are many, in some worlds more than in others, and some fall early."""
-    env = RobotEnv(ShadowHandRepose(tolerance=2.0, episode_seconds=0.5, fall_distance=0.09), 24, seed=1)
+    """A large tolerance makes many successes, and some cubes fall early."""
+    env = RobotEnv(ShadowHandRepose(success_tolerance=2.0, episode_seconds=0.5, fall_distance=0.09), 24, seed=1)
     counted, column, told, lengths = torch.zeros(24), env.log_names.index("measure/successes"), [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         step = env.step(torch.randn(24, 20, generator=generator))
-        counted += env._memory["reached"][:, 0]
+        counted += env.env_state.task_state["reached"][:, 0]
         for world in (step.terminated | step.truncated).nonzero().flatten().tolist():
             told.append((step.log[world, column].item(), counted[world].item()))
             lengths.append(int(step.log[world, 0]))
@@ -223,9 +228,9 @@ def test_wild_actions_do_no_harm():
 
 
 def test_the_result_of_a_run_says_how_many_goals_were_reached(tmp_path: Path):
-    settings = PpoConfig(horizon=8, epochs=1, minibatches=2, hidden=(16,))
-    options = {"episode_seconds": 0.1, "policy_sees": "fingertips"}
-    config = TrainConfig("shadow-hand-repose", options, settings=settings, num_envs=8, max_iterations=2)
+    settings = PpoSettings(horizon=8, epochs=1, minibatches=2, hidden=(16,))
+    options = {"episode_seconds": 0.1, "policy_observations": "fingertips"}
+    config = TrainConfig("shadow-hand-repose", options, settings=asdict(settings), num_envs=8, max_iterations=2)
     result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     assert set(result["measures"]) == {"successes", "angle_to_goal"}
     assert 0.0 < result["measures"]["angle_to_goal"] < math.pi
@@ -235,11 +240,11 @@ def test_the_result_of_a_run_says_how_many_goals_were_reached(tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"tolerance": 0.0}, r"--env\.tolerance 0 must be above 0"),
-        ({"new_target": 1.5}, r"--env\.new-target 1\.5 must be between 0 and 1"),
-        ({"fall_penalty": -1.0}, r"--env\.fall-penalty -1 must not be negative"),
+        ({"success_tolerance": 0.0}, r"--env\.success-tolerance 0 must be above 0"),
+        ({"action_moving_average": 1.5}, r"--env\.action-moving-average 1\.5 must be between 0 and 1"),
+        ({"rewards": ShadowHandRewards(fall=math.nan)}, r"--env\.rewards\.fall nan must be between"),
     ],
 )
-def test_a_bad_option_is_refused(option: dict[str, float], message: str):
+def test_a_bad_option_is_refused(option: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(ShadowHandRepose(), **option)

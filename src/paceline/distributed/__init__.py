@@ -1,1 +1,1 @@
-"""Ranks that share one learner: who I am, and what is common to all."""
+"""Ranks of a run and the collectives between them."""

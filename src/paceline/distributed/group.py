@@ -1,38 +1,37 @@
-"""All ranks of a run as one: sums over them, facts from each, and a watch over their lives.
+"""The process group of a run: collectives, and a watch over the ranks.
 
-The only code that names gloo or nccl. Without a launcher there is one rank, and every operation is free.
+This is the only module that names gloo or nccl. Without a launcher there is one rank, and every operation is free.
 """
 
-import fcntl
 import os
 import re
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from paceline.device.gpus import gpu_uuid
 from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
-from paceline.distributed.gpus import gpu_uuid
 from paceline.distributed.rank import Rank, main_address
 
-# Limit for forming the group, and for each collective of a group whose watch is not started.
+# Time limit for forming the group, and for each collective of a group whose watch is not started.
 PATIENCE = timedelta(minutes=10)
-# By when all ranks must have found each other.
+# Time limit for all ranks to connect.
 MEETING = timedelta(minutes=5)
 
 
 class Group:
-    """The ranks of a run, this one among them. Without a launcher it is `alone`, and has no `watch`.
+    """The ranks of a run. Without a launcher the group is `alone` and has no `watch`.
 
-    With `on_failure` the watch is started as soon as the ranks have a common store: when another rank fails, hangs or
-    is late by more than `late_seconds`, it calls `on_failure` in its own thread and ends the process. It replaces the
+    With `on_failure` the watch starts as soon as the ranks have a common store: when another rank fails, hangs or is
+    late by more than `late_seconds`, it calls `on_failure` in a separate thread and ends the process. It replaces the
     timeouts of gloo and nccl, which would end a job that was suspended for longer.
     """
 
@@ -47,7 +46,7 @@ class Group:
         self.alone = not rank.launched
         self.watch: Watch | None = None
         self.collectives = 0
-        """How many sums this process has taken part in."""
+        """Number of sums in which this process has taken part."""
         self._capturable = True
         if self.alone:
             return
@@ -83,45 +82,45 @@ class Group:
 
     @property
     def backend(self) -> str:
-        """What carries the sums of this rank's tensors."""
+        """Backend of `sum_` for the tensors of this rank."""
         if self.alone:
             return "none"
         return "nccl" if self.rank.device.type == "cuda" and self._capturable else "gloo"
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Over all ranks, in place; bit by bit the same on each of them."""
+        """Sum a tensor over all ranks in place and return it. The result is bit-identical on all ranks."""
         self.begin_sum_(tensor)()
         return tensor
 
     def begin_sum_(self, tensor: Tensor) -> Callable[[], None]:
-        """The same; the function that is returned waits for it, so that other work can be done in the meantime."""
+        """Start `sum_`. The returned function waits for its end."""
         if self.alone:
             return lambda: None
         self.collectives += 1
         if self.backend == "nccl":
-            # In the order of the stream, where the host waits for nothing anyway.
+            # nccl works in stream order; the host does not wait.
             self._meet(lambda: dist.all_reduce(tensor))
             return lambda: None
         work: list[Any] = []
         self._meet(lambda: work.append(dist.all_reduce(tensor, async_op=True)))
         return lambda: self._meet(work[0].wait)
 
-    def everyone(self, fact: Any) -> list[Any]:
-        """What each rank says, by rank, on all of them."""
+    def all_gather(self, fact: Any) -> list[Any]:
+        """Return the objects of all ranks, by rank, on all ranks."""
         facts = [fact] * self.size
         if not self.alone:
             self._meet(lambda: dist.all_gather_object(facts, fact, group=self._hosts))
         return facts
 
-    def to_main(self, fact: Any) -> list[Any] | None:
-        """What each rank says, by rank, on the main one alone."""
+    def gather(self, fact: Any) -> list[Any] | None:
+        """Return the objects of all ranks, by rank, on the main rank; None on the others."""
         facts = [fact] * self.size if self.rank.is_main else None
         if not self.alone:
             self._meet(lambda: dist.gather_object(fact, facts, group=self._hosts))
         return facts
 
-    def begin_table(self, row: list[float]) -> Callable[[], Tensor]:
-        """Send this rank's row; the function that is returned waits for all rows, [rank, column]."""
+    def begin_all_gather(self, row: list[float]) -> Callable[[], Tensor]:
+        """Start to gather a row of numbers from each rank. The returned function waits for all rows, [rank, column]."""
         table = torch.zeros(self.size, len(row), dtype=torch.float64)
         table[self.rank.index] = torch.tensor(row, dtype=torch.float64)
         work = None if self.alone else dist.all_reduce(table, group=self._hosts, async_op=True)
@@ -133,8 +132,8 @@ class Group:
 
         return finish
 
-    def from_main(self, fact: Any) -> Any:
-        """What the main rank says, on all."""
+    def broadcast(self, fact: Any) -> Any:
+        """Return the main rank's object on all ranks."""
         facts = [fact]
         if not self.alone:
             self._meet(lambda: dist.broadcast_object_list(facts, group=self._hosts, device=torch.device("cpu")))
@@ -155,7 +154,7 @@ class Group:
             raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
 
     def _shares_a_gpu(self, store: Store) -> bool:
-        """Whether any two ranks are on one GPU, which nccl does not take."""
+        """Return whether two ranks share a GPU, which nccl does not support."""
         if self.rank.device.type != "cuda":
             return False
         store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
@@ -184,7 +183,7 @@ def _store(timeout: timedelta) -> Store:
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:
-    """Where ranks differ from the main one: (rank, name, theirs, the main rank's)."""
+    """Return the differences between the ranks and the main rank as (rank, name, its value, the main rank's value)."""
     return [
         (index, name, theirs.get(name, "nothing"), facts[0].get(name, "nothing"))
         for index, theirs in enumerate(facts)
@@ -194,8 +193,8 @@ def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, st
 
 
 def _choose_interface(host: str, port: int) -> None:
-    """Have gloo and nccl use the network interface that leads to the main rank: left alone they take the one of the
-    host's name, which is often the loopback or a container's own."""
+    """Select the network interface that leads to the main rank for gloo and nccl. Their default is the interface of
+    the host name, which is often the loopback or a container's own."""
     address = local_address(host, port)
     name = interface_of(address) if address else None
     if name and name != "lo":
@@ -204,7 +203,7 @@ def _choose_interface(host: str, port: int) -> None:
 
 
 def local_address(host: str, port: int) -> str | None:
-    """This machine's address on the way to `host`; nothing is sent."""
+    """Return the address of this machine on the route to `host`. Nothing is sent."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -215,20 +214,14 @@ def local_address(host: str, port: int) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the network interface that has this IPv4 address."""
-    get_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, get_address, struct.pack("256s", name[:15].encode()))
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
+    """Return the name of the network interface that has this IPv4 address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.family == socket.AF_INET and found.address == address for found in addresses):
+            return name
     return None
 
 
 def _first_line(error: Exception) -> str:
-    """What happened, without the place in the library's source and its guesses."""
+    """Return the first line of an error, without the location in the library's source."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return re.sub(r"^\[[^ \]]*:\d+\] ", "", line).split(". This is typically")[0]

@@ -1,46 +1,43 @@
-"""Who this process is among all ranks, and its device; read once."""
+"""The rank of this process and its device, from the launcher's environment variables."""
 
 import ctypes
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
+from paceline.device.cpu import usable_cores
 from paceline.errors import UserError
-from paceline.interrupts import PARENT
+from paceline.process.interrupts import PARENT
 
 MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of a run. Worlds, seeds and files are told apart by `index`, which is global."""
+    """One process of a run. Env indices, seeds and files depend on `index`, which is global."""
 
     index: int = 0
     world_size: int = 1
     local_index: int = 0
-    """Among the ranks of this host."""
+    """Index among the ranks of this host."""
     local_size: int = 1
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     launched: bool = False
-    """True if a launcher started this process as a rank. Only then is there a group to join."""
+    """Whether a launcher started this process as a rank. Only then is there a group to join."""
 
     @property
     def is_main(self) -> bool:
-        """The one rank in all nodes that writes files."""
+        """Whether this is the one rank over all nodes that writes files."""
         return self.index == 0
 
     @property
     def cores(self) -> int:
-        """Its share of the host's; where there are fewer cores than ranks they take turns."""
+        """Number of cores of this rank. If a host has fewer cores than ranks, they share them."""
         return max(1, usable_cores() // self.local_size)
 
 
@@ -56,11 +53,12 @@ _JAX_LAUNCHER = {
     "MASTER_ADDR": "JAX_COORDINATOR_ADDR",
     "MASTER_PORT": "JAX_COORDINATOR_PORT",
 }
-"""What skrl's launcher for JAX calls a launcher's variables."""
+"""Names of a launcher's variables in skrl's launcher for JAX."""
 
 
 def adopt_jax_launcher() -> None:
-    """Take what skrl's launcher for JAX says for what torch's says. How many ranks the host has, it does not say."""
+    """Copy the variables of skrl's launcher for JAX to those of torch's. It does not set the number of ranks per
+    host."""
     if "RANK" in os.environ or "JAX_RANK" not in os.environ:
         return
     if missing := [name for name in _JAX_LAUNCHER.values() if name not in os.environ]:
@@ -77,13 +75,13 @@ def under_elastic_agent() -> bool:
 
 
 def die_with_launcher() -> None:
-    """A worker whose launcher is killed must not train on by itself."""
+    """End this worker when its launcher is killed."""
     if under_elastic_agent():
         die_with(PARENT)
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends; end it now if that is no longer the process `parent`."""
+    """Have this process killed when its parent ends. End it now if its parent is no longer the process `parent`."""
     if sys.platform != "linux":
         return
     set_parent_death_signal = 1
@@ -93,7 +91,8 @@ def die_with(parent: int) -> None:
 
 
 def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
-    """Who the launcher says that this process is; alone, if there is none. GPUs are given out by local rank."""
+    """Return the rank that the launcher's variables describe; a single rank without a launcher. GPUs are assigned by
+    local rank."""
     if not under_launcher():
         return Rank(device=_device(gpu_ids[:1], 0, 1))
     if "LOCAL_RANK" not in os.environ:
@@ -118,8 +117,8 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
 
 
 def is_secondary_worker() -> bool:
-    """Return whether a launcher started this process as a rank other than the main one, which prints for all ranks. A
-    process with invalid variables is not one: it reports the error itself."""
+    """Return whether a launcher started this process as a rank other than the main one, which prints for all ranks.
+    A process with invalid variables is not one: it reports the error itself."""
     try:
         return not this_rank(()).is_main
     except UserError:
@@ -127,7 +126,7 @@ def is_secondary_worker() -> bool:
 
 
 def _place(index_name: str, size_name: str) -> tuple[int, int]:
-    """An index and the number it is below, from two of the launcher's variables."""
+    """Return an index and the size that it must be below, from two of the launcher's variables."""
     index, size = _number(index_name), _number(size_name)
     if index >= size:
         raise UserError(
@@ -138,7 +137,7 @@ def _place(index_name: str, size_name: str) -> tuple[int, int]:
 
 
 def main_address() -> tuple[str, int]:
-    """Host and port at which the main rank listens, as the launcher says."""
+    """Return host and port of the main rank, from the launcher's variables."""
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
         raise UserError(
             f"{' and '.join(missing)} not set, but RANK and WORLD_SIZE are: start the ranks with a launcher, which "
@@ -149,7 +148,7 @@ def main_address() -> tuple[str, int]:
 
 def _number(name: str, least: int = 0, most: int = MOST_RANKS) -> int:
     word = os.environ[name]
-    # Not more digits than that: int() refuses thousands of them in its own way.
+    # int() raises an error of its own for thousands of digits.
     if not (word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most):
         raise UserError(
             f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"
@@ -166,58 +165,3 @@ def _device(gpu_ids: tuple[int, ...], local: int, local_size: int) -> torch.devi
             f"({' '.join(map(str, gpu_ids))}): start as many ranks as GPUs, or name a GPU twice to share it"
         )
     return torch.device("cuda", gpu_ids[local])
-
-
-def usable_cores() -> int:
-    """Cores this process may use: fewer than the machine has, in a container or under a scheduler."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
-
-
-def tune_torch(device: torch.device) -> None:
-    """Set torch up for many small operations beside a simulation."""
-    if device.type == "cpu":
-        # The physics has threads of its own on all cores; torch's would only contend with them.
-        torch.set_num_threads(1)
-    else:
-        torch.set_float32_matmul_precision("high")  # TF32
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Inside, torch computes with `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def choose_gpus(asked: tuple[str, ...], engine: str) -> tuple[int, ...]:
-    """GPU indices, relative to CUDA_VISIBLE_DEVICES, from what the command line says: indices, `all`, `none` (the CPU),
-    or nothing. Nothing is the first GPU, or under a launcher one for each local rank, where there are GPUs and the
-    engine for them. An index may stand twice: its ranks then share that GPU."""
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    words = tuple(word.lower() for word in asked)
-    if not words:
-        usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
-        return tuple(range(usable if under_launcher() else min(usable, 1)))
-    if words == ("none",):
-        return ()
-    if words == ("all",):
-        if not present:
-            raise UserError("--gpu-ids all: torch sees no GPU here; use --gpu-ids none to train on the CPU")
-        return tuple(range(present))
-    if not all(word.isdecimal() for word in words):
-        raise UserError(f"--gpu-ids {' '.join(asked)}: give indices such as 0 1, or all, or none")
-    ids = tuple(int(word) for word in words)
-    for gpu in ids:
-        if gpu >= present:
-            seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
-            raise UserError(f"--gpu-ids {gpu}: no such GPU, {seen}; choose from those, or none for the CPU")
-    return ids

@@ -1,4 +1,4 @@
-"""Where each rank's words go: a file per rank; the main rank speaks to the terminal as well."""
+"""Log file of each rank. The main rank also prints to the terminal."""
 
 import os
 import sys
@@ -9,15 +9,15 @@ from typing import TextIO
 from rich.console import Console
 
 from paceline.distributed.rank import Rank
-from paceline.streams import open_log
+from paceline.process.streams import open_log
 
 VARIABLES = ("PACELINE_WORKER_LOG_DIR", "TORCHRUNX_LOG_DIR")
-"""Either wins over the command line; empty turns the files off."""
+"""Environment variables with the log directory. They override the command line; empty writes no files."""
 
 
 @dataclass(frozen=True)
 class WorkerLog:
-    """Of this rank; `path` is empty where there is no file."""
+    """Log of this rank; `path` is empty if there is no file."""
 
     path: str
     file: TextIO | None
@@ -29,7 +29,7 @@ class WorkerLog:
             self.file.flush()
 
     def consoles(self, terminal: Console) -> list[Console]:
-        """Where to print for people."""
+        """Return the consoles to print to."""
         if self.file is None:
             return [terminal]
         in_file = Console(file=self.file, highlight=False, soft_wrap=True, no_color=True, width=120)
@@ -37,14 +37,14 @@ class WorkerLog:
 
 
 def none(rank: Rank) -> WorkerLog:
-    """No file: all that is printed goes where the process was told to print."""
+    """Return a log without a file."""
     return WorkerLog("", None, rank.is_main)
 
 
-def begin(rank: Rank, alone: bool, asked: str | None, default: Path) -> WorkerLog:
-    """Open this rank's file in the directory of the environment variable, of `asked` or in `default`. What ranks other
-    than the main one print, also from inside libraries, goes there and nowhere else."""
-    directory = next((os.environ[name] for name in VARIABLES if name in os.environ), asked)
+def begin(rank: Rank, alone: bool, directory: str | None, default: Path) -> WorkerLog:
+    """Open the log file of this rank in the directory of the environment variable, in `directory` or in `default`.
+    The output of ranks other than the main one, also that of libraries, goes only there."""
+    directory = next((os.environ[name] for name in VARIABLES if name in os.environ), directory)
     if directory is None:
         directory = str(default)
     if alone or not directory:
@@ -57,6 +57,6 @@ def begin(rank: Rank, alone: bool, asked: str | None, default: Path) -> WorkerLo
             stream.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        # A launcher may have put something of its own in their places.
+        # A launcher may have replaced the streams.
         sys.stdout = sys.stderr = file
     return WorkerLog(str(path), file, rank.is_main)

@@ -1,1 +1,1 @@
-"""A task in many worlds: actions in, observations out."""
+"""A task in many envs: actions in, observations out."""

@@ -1,63 +1,68 @@
-"""Check a task when its env is made: every function is called once, and an error says what it must return."""
+"""Checks of a task when its env is made: every function is called once, and an error says what it must return."""
 
+import dataclasses
+import difflib
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import mujoco
 import torch
 from torch import Tensor
 
+from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
 from paceline.env.randomization import Randomization
-from paceline.env.task import (
-    AnyTask,
-    Measures,
-    Pushes,
-    Resamples,
-    Senses,
-    Start,
-    Task,
-    TaskWithMemory,
-    Worlds,
-)
+from paceline.env.task import EnvState, ResetState, Task, overrides
 from paceline.errors import UserError
 
-_FUNCTIONS = {
+_REQUIRED = {
     "model": "model() -> mujoco.MjModel",
-    "control": "control(worlds) -> Tensor",
-    "observe": "observe(worlds) -> dict[str, Tensor]",
-    "reward": "reward(worlds, terminated) -> dict[str, Tensor]",
-    "terminated": "terminated(worlds) -> Tensor",
+    "reset": "reset(state, uniform) -> ResetState",
+    "control": "control(state) -> Tensor",
+    "observe": "observe(state) -> dict[str, Tensor]",
+    "reward": "reward(state, terminated) -> dict[str, Tensor]",
+    "terminated": "terminated(state) -> Tensor",
 }
-_RESET = {"reset": "reset(uniform) -> tuple[Tensor, Tensor]"}
-_OF_MEMORY = {
-    "memory": "memory() -> dict[str, int]",
-    "advance": "advance(worlds, uniform) -> dict[str, Tensor]",
-    "start": "start(worlds, uniform) -> Start",
+_MINIMUM = {"num_actions": 1, "num_reset_samples": 0, "num_step_samples": 0}
+_MEMBERS = tuple(n for n in dict.fromkeys((*vars(Task), *Task.__annotations__)) if not n.startswith("_"))
+_FUNCTIONS = tuple(name for name in _MEMBERS if callable(getattr(Task, name, None)))
+_SYNONYMS = {
+    "measure": "metrics",
+    "measures": "metrics",
+    "randomize": "randomized_fields",
+    "randomization": "randomized_fields",
+    "push": "push_velocity",
+    "state_shapes": "state_spec",
+    "num_observations": "observe",
+    "actuate": "control",
+    "done": "terminated",
+    "is_done": "terminated",
+    "history": "observation_history",
+    "delay": "observation_delay",
 }
-_HOOKS = ("constants", "push", "measure", "resample", "shown", "at_its_end")
-_LEAST = {"actions": 1, "reset_numbers": 0}
+"""Other names for members of a task, which an author may use by mistake."""
+_SIMILAR, _VERY_SIMILAR = 0.8, 0.9
 
 
 class Names(NamedTuple):
-    """Names of a task's reward terms and metrics."""
+    """Names of the reward terms and of the metrics of a task."""
 
     terms: tuple[str, ...]
-    measures: tuple[str, ...]
+    metrics: tuple[str, ...]
 
 
-def check_members(task: AnyTask) -> None:
-    """Refuse a task that lacks a member or has something else under its name."""
-    with_memory = [name for name in (*_OF_MEMORY, "resample") if callable(getattr(task, name, None))]
-    for name, signature in (_FUNCTIONS | (_OF_MEMORY if with_memory else _RESET)).items():
-        if not callable(getattr(task, name, None)):
-            why = f", because a task that has {_listed(with_memory)} needs it" if name in _OF_MEMORY else ""
-            _refuse(task, f"it has no function {name!r}: define {signature}{why}")
-    for name in _HOOKS:
-        if hasattr(task, name) and not callable(getattr(task, name)):
-            _refuse(
-                task, f"{name!r} is {getattr(task, name)!r}, but {name}() is a function of tasks: rename the option"
-            )
-    for name, least in (_LEAST | ({"step_numbers": 0} if with_memory else {})).items():
+def check_members(task: Task) -> None:
+    """Raise UserError if a member of the task is missing, misspelled or of the wrong type."""
+    if not isinstance(task, Task):
+        _refuse(task, f"it is no Task: write class {type(task).__name__}(Task), with paceline.env.task.Task")
+    _check_spelling(task)
+    for name in _FUNCTIONS:
+        value = getattr(task, name)
+        if not callable(value):
+            _refuse(task, f"{name!r} is {value!r}, but {name}() is a function of tasks: rename the option")
+    for name, signature in _REQUIRED.items():
+        if not overrides(task, name):
+            _refuse(task, f"it has no function {name!r}: define {signature}")
+    for name, least in _MINIMUM.items():
         value = getattr(task, name, None)
         if not isinstance(value, int) or value < least:
             _refuse(task, f"{name!r} is {value!r}, but must be a whole number, at least {least}")
@@ -65,19 +70,52 @@ def check_members(task: AnyTask) -> None:
         _refuse(task, "it has no whole number 'decimation': set the physics steps per control step")
     if not isinstance(getattr(task, "episode_seconds", None), (int, float)):
         _refuse(task, "it has no number 'episode_seconds': set the time limit of an episode, in seconds")
-    if with_memory:
-        for name, width in _dict(task, "memory()", cast("TaskWithMemory", task).memory()).items():
-            if not isinstance(width, int) or width < 1:
-                _refuse(task, f"memory()[{name!r}] is {width!r}, but must be the numbers per env, at least 1")
-    senses, items = getattr(task, "senses", Senses()), getattr(task, "randomization", ())
-    if not isinstance(senses, Senses):
-        _refuse(task, f"'senses' is {senses!r}, but must be a Senses")
-    if not isinstance(items, tuple) or not all(isinstance(item, Randomization) for item in items):
-        _refuse(task, f"'randomization' is {items!r}, but must be a tuple of Randomization")
+    _check_state_spec(task)
+    history, delay, fields = task.observation_history, task.observation_delay, task.randomized_fields()
+    if not isinstance(history, int) or not 1 <= history <= MAX_HISTORY_STEPS:
+        _refuse(task, f"'observation_history' is {history!r}, but must be from 1 to {MAX_HISTORY_STEPS}")
+    if not is_valid_delay(delay):
+        _refuse(
+            task,
+            f"'observation_delay' is {delay!r}, but must be the minimum and the maximum in control steps, for example "
+            f"(0, 2), at most {MAX_HISTORY_STEPS}",
+        )
+    if not isinstance(fields, tuple) or not all(isinstance(item, Randomization) for item in fields):
+        _refuse(task, f"randomized_fields() is {fields!r}, but must be a tuple of Randomization")
 
 
-def check_model(task: AnyTask, model: Any) -> None:
-    """Refuse a model that cannot be moved by actions."""
+def _check_spelling(task: Task) -> None:
+    """Raise UserError for a public member whose name is close to that of a member of `Task`."""
+    options = {field.name for field in dataclasses.fields(task)} if dataclasses.is_dataclass(task) else set()
+    for kind in type(task).__mro__[: type(task).__mro__.index(Task)]:
+        for name in (*vars(kind), *vars(kind).get("__annotations__", {})):
+            if name.startswith("_") or name in _MEMBERS:
+                continue
+            meant = _nearest(name, _VERY_SIMILAR) if name in options else _SYNONYMS.get(name) or _nearest(name)
+            # A group of options, such as `rewards`, cannot be meant as a function.
+            if meant and not dataclasses.is_dataclass(getattr(task, name, None)):
+                what = "option" if name in options else "member"
+                _refuse(task, f"tasks have no {name!r}: did you mean {meant!r}? otherwise rename the {what}")
+
+
+def _nearest(name: str, cutoff: float = _SIMILAR) -> str | None:
+    known = {member: member for member in _MEMBERS} | (_SYNONYMS if cutoff == _SIMILAR else {})
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return known[found[0]] if found else None
+
+
+def _check_state_spec(task: Task) -> None:
+    spec = _dict(task, "state_spec()", task.state_spec())
+    for name, width in spec.items():
+        if not isinstance(width, int) or width < 1:
+            _refuse(task, f"state_spec()[{name!r}] is {width!r}, but must be the width per env, at least 1")
+    needs = [name for name in ("update_state", "resample") if overrides(task, name)]
+    if needs and not spec:
+        _refuse(task, f"it has {_listed(needs)} but no task state: define state_spec() -> dict[str, int]")
+
+
+def check_model(task: Task, model: Any) -> None:
+    """Raise UserError if the model has no joints or no actuators."""
     if isinstance(model, mujoco.MjSpec):
         _refuse(task, "model() is a MjSpec, but must be a MjModel: return spec.compile()")
     if not isinstance(model, mujoco.MjModel):
@@ -88,77 +126,65 @@ def check_model(task: AnyTask, model: Any) -> None:
         _refuse(task, "its model has no actuators: add them in the <actuator> section")
 
 
-def check_constants(task: AnyTask, rows: Any) -> None:
-    """Refuse constants that are not rows of numbers."""
+def check_constants(task: Task, rows: Any) -> None:
+    """Raise UserError if a constant is not a row of numbers."""
     for name, row in _dict(task, "constants()", rows).items():
-        # Rows may be long: the first number is enough.
+        # Rows may be long, so only the first number is checked.
         if not isinstance(row, (tuple, list)) or not row or not isinstance(row[0], (int, float)):
             _refuse(task, f"constants()[{name!r}] is {_described(row)}, but must be a tuple of numbers")
 
 
-def check_results(task: Task | TaskWithMemory, worlds: Worlds) -> Names:
-    """Call every function once; refuse results of the wrong type, shape, dtype or device."""
-    check, model = _Results(task, worlds), worlds.sim.model
-    _check_start(check, task, worlds)
-    check.tensor("control(worlds)", task.control(worlds), actuator=model.nu)
-    check.observations("observe(worlds)", task.observe(worlds))
-    terminated = check.tensor("terminated(worlds)", task.terminated(worlds), torch.bool)
-    terms = check.tensors("reward(worlds, terminated)", task.reward(worlds, terminated))
+def check_results(task: Task, state: EnvState) -> Names:
+    """Call every function once. Raise UserError if a result has the wrong type, shape, dtype or device."""
+    check, model = _Results(task, state), state.sim.model
+    _check_reset(check, task, state)
+    check.tensor("control(state)", task.control(state), actuator=model.nu)
+    check.observations("observe(state)", task.observe(state))
+    terminated = check.tensor("terminated(state)", task.terminated(state), torch.bool)
+    terms = check.tensors("reward(state, terminated)", task.reward(state, terminated))
     if not terms:
-        _refuse(task, "reward(worlds, terminated) is empty, but must have at least one term: {'alive': ...}")
-    measures = check.tensors("measure(worlds)", task.measure(worlds)) if isinstance(task, Measures) else ()
-    if isinstance(task, Pushes):
-        check.tensor("push(worlds)", task.push(worlds), nv=model.nv)
-    return Names(terms, measures)
+        _refuse(task, "reward(state, terminated) is empty, but must have at least one term: {'alive': ...}")
+    metrics = check.tensors("metrics(state)", task.metrics(state))
+    check.tensor("push_velocity(state)", task.push_velocity(state), nv=model.nv)
+    return Names(terms, metrics)
 
 
-def _check_start(check: "_Results", task: Task | TaskWithMemory, worlds: Worlds) -> None:
-    model, uniform = worlds.sim.model, _numbers(worlds, task.reset_numbers)
-    if isinstance(task, TaskWithMemory):
-        what, start = "start(worlds, uniform)", task.start(worlds, uniform)
-        if not isinstance(start, Start):
-            _refuse(task, f"{what} is {_described(start)}, but must be a Start(qpos, qvel, memory)")
-        _check_memory(check, task, worlds, start)
-    else:
-        what, start = "reset(uniform)", cast("Task", task).reset(uniform)
-        if not isinstance(start, tuple) or len(start) != 2:
-            _refuse(task, f"{what} is {_described(start)}, but must be a tuple (qpos, qvel)")
-    qpos = check.tensor(f"qpos of {what}", start[0], nq=model.nq)
-    qvel = check.tensor(f"qvel of {what}", start[1], nv=model.nv)
+def _check_reset(check: "_Results", task: Task, state: EnvState) -> None:
+    what, reset = "reset(state, uniform)", task.reset(state, _half(state, task.num_reset_samples))
+    if not isinstance(reset, ResetState):
+        _refuse(task, f"{what} is {_described(reset)}, but must be a ResetState(qpos, qvel, task_state)")
+    model, spec, uniform = state.sim.model, task.state_spec(), _half(state, task.num_step_samples)
+    found = check.entries(f"task_state of {what}", reset.task_state, spec)
+    found |= check.entries("update_state(state, uniform)", task.update_state(state, uniform), spec)
+    found |= check.entries("resample(state, uniform)", task.resample(state, uniform), spec)
+    unset = [name for name in spec if name not in found]
+    if unset:
+        _refuse(task, f"state_spec() has {_listed(unset)}, which reset, update_state and resample never set: remove it")
+    qpos = check.tensor(f"qpos of {what}", reset.qpos, nq=model.nq)
+    qvel = check.tensor(f"qvel of {what}", reset.qvel, nv=model.nv)
     for name, values in {"qpos": qpos, "qvel": qvel}.items():
         if not values.isfinite().all():
             _refuse(task, f"{name} of {what} has numbers that are not finite")
 
 
-def _check_memory(check: "_Results", task: TaskWithMemory, worlds: Worlds, start: Start) -> None:
-    widths, uniform = task.memory(), _numbers(worlds, task.step_numbers)
-    found = check.parts("memory of start(worlds, uniform)", start.memory, widths)
-    found |= check.parts("advance(worlds, uniform)", task.advance(worlds, uniform), widths)
-    if isinstance(task, Resamples):
-        found |= check.parts("resample(worlds, uniform)", task.resample(worlds, uniform), widths)
-    unset = [name for name in widths if name not in found]
-    if unset:
-        _refuse(task, f"memory() has {_listed(unset)}, which start, advance and resample never set: remove it")
-
-
 class _Results:
-    """Checks what a task returned for the envs of `worlds`."""
+    """Checks of what a task returned for the envs of `state`."""
 
-    def __init__(self, task: AnyTask, worlds: Worlds):
-        self._task, self._envs, self._device = task, len(worlds.qpos), worlds.qpos.device
+    def __init__(self, task: Task, state: EnvState):
+        self._task, self._num_envs, self._device = task, len(state.qpos), state.qpos.device
 
     def tensor(self, what: str, value: Any, dtype: torch.dtype = torch.float32, **sizes: int) -> Tensor:
-        """Refuse anything but a tensor [env, ...]; the names of `sizes` say what they count."""
-        shape = [self._envs, *sizes.values()]
+        """Check a tensor [env, ...]; the names of `sizes` name its dimensions."""
+        shape = [self._num_envs, *sizes.values()]
         if not isinstance(value, Tensor) or list(value.shape) != shape or value.dtype != dtype:
             wanted = f"{_kind(dtype)} of shape [{', '.join(('env', *sizes))}], here {shape}"
             _refuse(self._task, f"{what} is {_described(value)}, but must be {wanted}")
         if value.device != self._device:
-            _refuse(self._task, f"{what} is on {value.device}, but must be on {self._device}, as worlds.qpos is")
+            _refuse(self._task, f"{what} is on {value.device}, but must be on {self._device}, as state.qpos is")
         return value
 
     def tensors(self, what: str, values: Any) -> tuple[str, ...]:
-        """Check one number per env under each name; return the names."""
+        """Check tensors [env] by name and return the names."""
         for name, value in _dict(self._task, what, values).items():
             self.tensor(f"{what}[{name!r}]", value)
         return tuple(values)
@@ -171,31 +197,31 @@ class _Results:
             if len(sizes) < 2:
                 self.tensor(f"{what}[{name!r}]", value, n=max((1, *sizes)))
             else:
-                # Pictures may have any dtype.
+                # Images may have any dtype.
                 self.tensor(f"{what}[{name!r}]", value, value.dtype, **{f"n{i}": n for i, n in enumerate(sizes)})
 
-    def parts(self, what: str, parts: Any, widths: dict[str, int]) -> set[str]:
-        """Check parts of the memory; return their names."""
-        for name, part in _dict(self._task, what, parts).items():
-            if name not in widths:
-                _refuse(self._task, f"{what} has {name!r}, but memory() has only {_listed(widths)}")
-            self.tensor(f"{what}[{name!r}]", part, width=widths[name])
-        return set(parts)
+    def entries(self, what: str, entries: Any, spec: dict[str, int]) -> set[str]:
+        """Check entries of the task state and return their names."""
+        for name, value in _dict(self._task, what, entries).items():
+            if name not in spec:
+                _refuse(self._task, f"{what} has {name!r}, but state_spec() has only {_listed(spec) or 'nothing'}")
+            self.tensor(f"{what}[{name!r}]", value, width=spec[name])
+        return set(entries)
 
 
-def _numbers(worlds: Worlds, count: int) -> Tensor:
-    """Return numbers in [0, 1), [env, count]."""
-    return torch.full((len(worlds.qpos), count), 0.5, device=worlds.qpos.device)
+def _half(state: EnvState, count: int) -> Tensor:
+    """Return samples that are all 0.5, [env, count]."""
+    return torch.full((len(state.qpos), count), 0.5, device=state.qpos.device)
 
 
-def _dict(task: AnyTask, what: str, value: Any) -> dict[str, Any]:
+def _dict(task: Task, what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         _refuse(task, f"{what} is {_described(value)}, but must be a dict with names as keys")
     return value
 
 
 def _described(value: Any) -> str:
-    """Say what a value is, in short."""
+    """Return a short description of a value."""
     if isinstance(value, Tensor):
         return f"{_kind(value.dtype)} of shape {list(value.shape)}"
     text = repr(value)
@@ -211,5 +237,5 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _refuse(task: AnyTask, text: str) -> NoReturn:
+def _refuse(task: Any, text: str) -> NoReturn:
     raise UserError(f"task {type(task).__name__}: {text}")

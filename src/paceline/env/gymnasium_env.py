@@ -1,4 +1,4 @@
-"""A Gymnasium vector env as a `VecEnv`: numpy on the CPU inside, tensors on the learner's device outside."""
+"""A Gymnasium vector env as a `VecEnv`: numpy on the CPU, converted to tensors on the device of the learner."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,59 +6,66 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.env.vec_env import Step
+from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
     from gymnasium import Space
     from gymnasium.vector import VectorEnv
 
-# Gymnasium is imported inside the functions: it is an extra.
+# Gymnasium is an extra, so it is imported inside the functions.
 
 EPISODE_STEPS = 1000
-"""The time limit of an env that has none of its own."""
+"""Default time limit, in steps."""
 CONTROL_SECONDS = 0.02
-"""From one step to the next, where the env does not say."""
+"""Default simulated time of a step, s."""
 
 
 class GymnasiumEnv:
-    """All autoreset modes look alike from here: the step that ends an episode has its last observation as `final_obs`
-    and the next episode's first as `obs`.
+    """Adapter for all autoreset modes. The step that ends an episode returns its last observation as `final_obs` and
+    the first observation of the next episode as `obs`.
 
-    An action of -1 to 1 spans the Box of actions where it has bounds, and is clipped to it; without, it is passed on.
+    Actions from -1 to 1 are scaled to the bounds of the action space and clipped. Dimensions without bounds are not
+    scaled.
     """
 
     capturable: bool = False
     log_names: tuple[str, ...] = ("length", "return")
 
-    def __init__(self, envs: "VectorEnv", device: torch.device | str = "cpu", seed: int = 0, first_world: int = 0):
+    def __init__(self, envs: "VectorEnv", device: torch.device | str = "cpu", seed: int = 0, first_env: int = 0):
+        from gymnasium.spaces import flatdim
         from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
         self._envs, self._space = envs, envs.single_observation_space
         _check_spaces(envs)
-        self.num_envs, self.first_world, self.device = envs.num_envs, first_world, torch.device(device)
-        self.actions = int(np.prod(envs.single_action_space.shape or (1,)))
-        self.episode_steps = time_limit(envs.spec) or EPISODE_STEPS
+        self.num_envs, self.first_env, self.device = envs.num_envs, first_env, torch.device(device)
+        self.num_actions = int(np.prod(envs.single_action_space.shape or (1,)))
+        self.max_episode_steps = time_limit(envs.spec) or EPISODE_STEPS
         fps = envs.metadata.get("render_fps")
-        self.control_seconds = 1.0 / fps if fps else CONTROL_SECONDS
+        self.step_seconds = 1.0 / fps if fps else CONTROL_SECONDS
         bounds = (getattr(envs.single_action_space, name).ravel() for name in ("low", "high"))
         self._low, self._high = (bound.astype(np.float64) for bound in bounds)
         self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
         self._seed, self._steps = seed, 0
-        # Of the running episodes, as `log_names`.
+        self.observation_spec = {"policy": TensorSpec((flatdim(self._space),))}
+        # Columns as in `log_names`, for the running episodes.
         self._sums = np.zeros((self.num_envs, len(self.log_names)))
-        # What has no mode resets as Gymnasium's default says.
+        # Gymnasium's default is the next step.
         mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._same_step = mode == AutoresetMode.SAME_STEP
         known = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         if not (known or self._same_step or self.num_envs == 1):
-            self._try_starting_anew()
+            self._check_reset_mask()
 
     def reset(self) -> dict[str, Tensor]:
-        obs, _ = self._envs.reset(seed=self._seed_of_worlds())
+        obs, _ = self._envs.reset(seed=self._first_seed())
         self._sums[:] = 0.0
         self._steps += 1
-        return self._group(_rows(self._space, obs))
+        self._latest = _rows(self._space, obs)
+        return self.observe()
+
+    def observe(self) -> dict[str, Tensor]:
+        return self._group(self._latest.copy())
 
     def step(self, actions: Tensor) -> Step:
         obs, reward, terminated, truncated, infos = self._envs.step(self._scaled(actions))
@@ -68,78 +75,78 @@ class GymnasiumEnv:
         obs = final_obs = _rows(self._space, obs)
         if done.any():
             if self._same_step:
-                final_obs = self._before_reset(obs, done, infos)
+                final_obs = self._final_observations(obs, done, infos)
             else:
-                obs = self._start_anew(obs, done)
+                obs = self._reset_some(obs, done)
         self._steps += 1
         self._sums += np.stack((np.ones_like(reward), reward), axis=1)
         log = self._tensor(self._sums.astype(np.float32))
         self._sums[done] = 0.0
-        flags = self._tensor(terminated), self._tensor(truncated)
-        return Step(self._group(obs), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
+        flags, self._latest = (self._tensor(terminated), self._tensor(truncated)), obs
+        return Step(self.observe(), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
 
-    def prefetch(self, steps: int) -> None:
-        """Nothing: each world draws its own numbers."""
+    def prefetch_random(self, steps: int) -> None:
+        """Do nothing: each Gymnasium env samples its own numbers."""
 
     def faults(self) -> Tensor:
-        """None: whether a world blew up, Gymnasium does not say."""
+        """Return zeros: Gymnasium does not report failures."""
         return torch.zeros(2, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """No more than counts, because Gymnasium has no way to save a world."""
+        """Return the counts. Gymnasium cannot save an env."""
         return {"steps": torch.tensor(self._steps), "episode_step": torch.from_numpy(self._sums[:, 0].astype(np.int64))}
 
-    def load_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """New episodes, other ones than this or an earlier start of the run has seen."""
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Start new episodes, with seeds that the run has not used before."""
         self._steps = int(state["steps"])
-        return self.reset()
+        self.reset()
 
-    def picture(self) -> np.ndarray:
-        """World 0, if the vector env was made with `render_mode="rgb_array"`: RGB, uint8 [height, width, 3]."""
-        pictures = self._envs.render()
-        return np.asarray(pictures[0] if isinstance(pictures, (tuple, list)) else pictures)
+    def render(self) -> np.ndarray:
+        """Return an RGB image of env 0, uint8 [height, width, 3]. The vector env needs `render_mode="rgb_array"`."""
+        images = self._envs.render()
+        return np.asarray(images[0] if isinstance(images, (tuple, list)) else images)
 
     def close(self) -> None:
         self._envs.close()
 
-    def _seed_of_worlds(self) -> int:
-        """The first world's; the next ones have the next. Small enough for what takes 32 bits."""
+    def _first_seed(self) -> int:
+        """Return the seed of the first env; the others have the next ones. Seeds fit into 32 bits."""
         spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
-        return int(spread >> 2) + self.first_world
+        return int(spread >> 2) + self.first_env
 
     def _scaled(self, actions: Tensor) -> np.ndarray:
         raw = actions.detach().cpu().numpy().astype(np.float64)
         low, high = np.where(self._bounded, self._low, 0.0), np.where(self._bounded, self._high, 0.0)
         spanned = low + (raw.clip(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
-        # Clipped also against rounding, and where there is a bound on one side alone.
+        # Clipping removes rounding errors and applies one-sided bounds.
         scaled = np.where(self._bounded, spanned, raw).clip(self._low, self._high)
         return scaled.reshape(self._envs.action_space.shape or ()).astype(self._envs.action_space.dtype)
 
-    def _try_starting_anew(self) -> None:
-        """Better found out now than by the first episode that ends."""
+    def _check_reset_mask(self) -> None:
+        """Raise UserError now, not when the first episode ends, if the vector env ignores `reset_mask`."""
         self.reset()
-        obs = self.step(torch.zeros(self.num_envs, self.actions)).obs["policy"]
-        self._start_anew(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
+        obs = self.step(torch.zeros(self.num_envs, self.num_actions)).obs["policy"]
+        self._reset_some(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
         self._steps = 0
 
-    def _start_anew(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Reset some worlds now, before their next step would be spent on it: no learner can use a step whose action
-        counts for nothing."""
+    def _reset_some(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Reset the envs in `done` at once. Otherwise their next step would be the reset and ignore its action, and no
+        learner could use it."""
         started, _ = self._envs.reset(options={"reset_mask": done})
         rows = _rows(self._space, started)
         if not np.array_equal(rows[~done], obs[~done], equal_nan=True):
             raise UserError(
-                f"{self._envs} cannot reset some of its worlds and leave the others alone (reset_mask), as it must "
-                "where the step that ends an episode does not begin the next: use --env.vectorization sync or async"
+                f"{self._envs} cannot reset some of its envs without the others (reset_mask), which the autoreset mode "
+                "next_step needs: use --env.vectorization sync or async"
             )
         return rows
 
-    def _before_reset(self, obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-        """The last observation of each world, when `obs` has the next episode's where one ended."""
+    def _final_observations(self, obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+        """Return the last observation of each episode; where one ended, `obs` has the first of the next one."""
         from gymnasium.spaces import flatten
 
         if "final_obs" not in infos:
-            raise UserError(f"{self._envs} resets worlds in the step that ends their episode, but gives no final_obs")
+            raise UserError(f"{self._envs} resets envs in the step that ends their episode, but returns no final_obs")
         rows, given = obs.copy(), infos["final_obs"]
         if isinstance(given, dict) or given.dtype != object:
             rows[done] = _rows(self._space, given)[done]
@@ -155,7 +162,7 @@ class GymnasiumEnv:
 
 
 def time_limit(spec: Any) -> int | None:
-    """In steps, of an env's `EnvSpec`; what it was made with counts first."""
+    """Return the time limit of an `EnvSpec` in steps. An option of `gymnasium.make` takes precedence."""
     if spec is None:
         return None
     limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
@@ -163,8 +170,7 @@ def time_limit(spec: Any) -> int | None:
 
 
 def _rows(space: "Space", obs: Any) -> np.ndarray:
-    """A batch of observations as float32 [world, n], fresh; parts of a Dict in the order that Gymnasium's `flatten`
-    has."""
+    """Return a copy of a batch of observations as float32 [env, n], in the order of Gymnasium's `flatten`."""
     from gymnasium.spaces import Dict
 
     if isinstance(space, Dict):
@@ -183,10 +189,10 @@ def _check_spaces(envs: "VectorEnv") -> None:
     if not flattens(obs):
         raise UserError(
             f"{envs} has observations of {obs}, not a Box or a Dict of them: register it with the wrapper "
-            "gymnasium.wrappers.FlattenObservation under an id of its own"
+            "gymnasium.wrappers.FlattenObservation under another id"
         )
     if not isinstance(action, Box) or not np.issubdtype(action.dtype, np.floating):
         raise UserError(
-            f"{envs} has actions of {action}, but only continuous ones, a Box of floats, can be learnt: choose another "
-            "env, or register it with the wrapper gymnasium.wrappers.TransformAction under an id of its own"
+            f"{envs} has actions of {action}, but learners need continuous actions, a Box of floats: choose another "
+            "env, or register it with the wrapper gymnasium.wrappers.TransformAction under another id"
         )

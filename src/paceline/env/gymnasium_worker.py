@@ -1,4 +1,4 @@
-"""The process of one Gymnasium env under async vectorization. Imports are few, because each such process has them."""
+"""Process of one Gymnasium env under async vectorization. It imports little, because every env pays for it."""
 
 import signal
 from contextlib import suppress
@@ -7,20 +7,20 @@ from typing import Any
 
 from gymnasium.vector.async_vector_env import _async_worker
 
-from paceline.interrupts import SIGNALS
+from paceline.process.interrupts import SIGNALS
 
 
 def run_worker(*arguments: Any) -> None:
     """Run Gymnasium's worker until the trainer closes its end of the pipe.
 
-    Signals have no effect on it: a terminal sends them to the whole process group and a scheduler to all processes of a
-    job, but the trainer still needs the env to finish its iteration.
+    It ignores signals. A terminal sends them to the whole process group and a scheduler to all processes of a job, but
+    the trainer needs the env to finish its iteration.
     """
     for number in SIGNALS:
-        # A handler and not SIG_IGN, which processes started by the env would inherit.
+        # Processes that the env starts would inherit SIG_IGN, but not a handler.
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    # Raised where the trainer is gone.
+    # Raised when the trainer has ended.
     with suppress(BrokenPipeError, ConnectionResetError):
         _async_worker(*arguments)
 

@@ -1,36 +1,33 @@
-"""What a task is: a model, and pure functions over [world, ...]."""
+"""Contract of a task: a MuJoCo model and pure tensor functions over all envs."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Self
 
 import mujoco
+import torch
 from torch import Tensor
 
-from paceline.checks import at_least_one
 from paceline.env.randomization import Randomization
-from paceline.errors import UserError
 from paceline.sim.simulation import Sim
-
-MOST_REMEMBERED_STEPS = 1000
 
 
 @dataclass(frozen=True)
-class Worlds:
-    """What a task may look at, one row per world. Nothing here is to be written to."""
+class EnvState:
+    """State of all envs, one row per env. A task reads it and never writes to it."""
 
     sim: Sim
     sensors: dict[str, slice]
-    """Where each sensor's values stand in `sim.sensordata`."""
+    """Columns of each sensor in `sim.sensordata`, by name."""
     action: Tensor
-    """The policy's latest action, [world, actions]; zero after a reset."""
+    """Latest action of the policy, [env, actions]; zero after a reset."""
     last_action: Tensor
-    """The one before it, [world, actions]."""
+    """Action before the latest one, [env, actions]; zero after a reset."""
     episode_step: Tensor
-    """Control steps since the reset, int64 [world]."""
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    """The task's own, each part [world, n]."""
+    """Number of control steps since the reset, int64 [env]."""
+    task_state: dict[str, Tensor] = field(default_factory=dict)
+    """State that the task declares in `Task.state_spec`, each [env, width]."""
     constants: dict[str, Tensor] = field(default_factory=dict)
-    """Those of a task that `HasConstants`, each [1, n]."""
+    """Rows of `Task.constants` on the device of the envs, each [1, n]."""
 
     @property
     def qpos(self) -> Tensor:
@@ -41,198 +38,132 @@ class Worlds:
         return self.sim.qvel
 
     def sensor(self, name: str) -> Tensor:
-        """A sensor's values, [world, dim]."""
+        """Return the values of a sensor, [env, dim]."""
         if name not in self.sensors:
             raise KeyError(f"no sensor {name!r} in the model; choose from {list(self.sensors)}")
         return self.sim.sensordata[:, self.sensors[name]]
 
 
-class Start(NamedTuple):
-    """Where an episode would start, for all worlds; those that begin one take it."""
+class ResetState(NamedTuple):
+    """Initial state of an episode, for all envs. Only the envs that start an episode use it."""
 
     qpos: Tensor
-    """[world, nq]"""
+    """Positions, [env, nq]."""
     qvel: Tensor
-    """[world, nv]"""
-    memory: dict[str, Tensor]
-    """The parts of the task's memory that begin anew, each [world, n]; others stay as they are."""
+    """Velocities, [env, nv]."""
+    task_state: dict[str, Tensor] = {}  # noqa: RUF012 (the fields of a tuple are never written to)
+    """Initial values of the task state, each [env, width]. Entries that are left out keep their values."""
 
 
-@dataclass(frozen=True)
-class Senses:
-    """How the policy sees its group of observations: several at once, and late. Other groups are of the present."""
-
-    history: int = 1
-    """How many it sees, of successive control steps, side by side with the newest last. Before an episode's first
-    observation there is none: that one stands in for those that are missing."""
-    delay: tuple[int, int] = (0, 0)
-    """By how many control steps it sees them late: the fewest and the most. Drawn anew for every episode."""
-
-    def __post_init__(self) -> None:
-        at_least_one("senses: history", self.history, MOST_REMEMBERED_STEPS)
-        whole = len(self.delay) == 2 and all(isinstance(steps, int) for steps in self.delay)
-        if not whole or not 0 <= self.delay[0] <= self.delay[1] <= MOST_REMEMBERED_STEPS:
-            raise UserError(
-                f"senses: delay {self.delay} must be the fewest and the most control steps, for example (0, 2), "
-                f"at most {MOST_REMEMBERED_STEPS}"
-            )
-
-
-class AnyTask(Protocol):
-    """What all tasks have in common.
-
-    All functions are pure and keep to fixed shapes: no branch on a tensor's value, no `.item()`, no `nonzero`, no
-    boolean index. So a whole rollout can be captured as one CUDA graph; a test holds every task to it.
-    """
-
-    @property
-    def decimation(self) -> int:
-        """Physics steps per control step."""
-        ...
-
-    @property
-    def episode_seconds(self) -> float: ...
-
-    @property
-    def actions(self) -> int:
-        """Width of an action."""
-        ...
-
-    @property
-    def reset_numbers(self) -> int:
-        """How many uniform numbers `reset`, or `start`, takes per world."""
-        ...
-
-    def model(self) -> mujoco.MjModel: ...
-
-    def control(self, worlds: Worlds) -> Tensor:
-        """The action as actuator controls, [world, nu]."""
-        ...
-
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        """Groups of observations, each [world, n]; "policy" always, "critic" if the critic sees more."""
-        ...
-
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        """Named terms, each [world]; the reward is their sum."""
-        ...
-
-    def terminated(self, worlds: Worlds) -> Tensor:
-        """Worlds whose episode has ended for good, bool [world]. Time limits are not the task's business."""
-        ...
-
-
-class Task(AnyTask, Protocol):
-    """A robot's job, as a frozen dataclass whose fields are its options."""
-
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Fresh `qpos` and `qvel` for all worlds, from numbers in [0, 1) of shape [world, reset_numbers]."""
-        ...
-
-
-@runtime_checkable
-class TaskWithMemory(AnyTask, Protocol):
-    """A task that keeps something of its own for each world, beside the physics: commands, curricula, how long a foot
-    has been in the air. It is saved and resumed with the worlds, however these are spread over ranks."""
-
-    @property
-    def step_numbers(self) -> int:
-        """How many uniform numbers `advance` takes per world."""
-        ...
-
-    def memory(self) -> dict[str, int]:
-        """The parts, and how many numbers each has per world; all are zero before the first episode."""
-        ...
-
-    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        """Return the new values of some parts, each [env, n], from numbers in [0, 1) of shape [env, step_numbers].
-        It is called after every control step, before the step is judged: what the reward depends on is sampled in
-        `Resamples.resample`, not here."""
-        ...
-
-    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        """In place of `reset`. It sees what the worlds have come to, so that a curriculum can go by it."""
-        ...
-
-
-@runtime_checkable
-class Resamples(Protocol):
-    """A task with memory that samples commands or goals during an episode."""
-
-    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        """Return new values of some parts of the memory, each [env, n]. It is called after a control step was judged:
-        reward, termination, metrics and `final_obs` use the old values, the next observation shows the new ones.
-        `uniform` [env, step_numbers] are the numbers that `advance` got. An env whose episode ended takes what `start`
-        returns instead."""
-        ...
-
-
-@runtime_checkable
-class HasConstants(Protocol):
-    """A task with rows of numbers that its functions use: they are made once, on the worlds' device."""
-
-    def constants(self) -> dict[str, tuple[float, ...]]: ...
-
-
-@runtime_checkable
-class HasSenses(Protocol):
-    """A task whose policy sees late, or more than the present."""
-
-    @property
-    def senses(self) -> Senses: ...
-
-
-@runtime_checkable
-class Pushes(Protocol):
-    """A task that knocks its robot about."""
-
-    def push(self, worlds: Worlds) -> Tensor:
-        """What is added to the velocities after a control step, [world, nv]; zero for most worlds at most times."""
-        ...
-
-
-@runtime_checkable
-class Measures(Protocol):
-    """A task with numbers to tell that are not rewards: a tracking error, a success."""
-
-    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
-        """Of the latest control step, each [world]; what is logged is the mean over an episode's steps."""
-        ...
-
-
-@runtime_checkable
-class Randomizes(Protocol):
-    """A task whose worlds differ in their model."""
-
-    @property
-    def randomization(self) -> tuple[Randomization, ...]: ...
-
-
-@runtime_checkable
-class HasCurriculum(Protocol):
-    """A task that asks for more as its robot gets better."""
-
-    def at_its_end(self) -> Self:
-        """The same, asking for everything at once: how a trained policy is watched."""
-        ...
-
-
-class Command(NamedTuple):
-    """What is asked of a robot, beside what it does."""
+class CommandDisplay(NamedTuple):
+    """Command of a robot and what the robot does, for `paceline play`."""
 
     numbers: dict[str, tuple[Tensor, ...]]
-    """By name and unit, such as "forward m/s": what is asked for and, if there is such a number, what is done, each
-    [world]."""
+    """Commanded value and, if there is one, the actual value, each [env], by name and unit, such as "forward m/s"."""
     velocity: tuple[Tensor, Tensor] | None = None
-    """Asked for and done, each [world, 2]: forward and to the left of the robot, m/s; drawn as arrows above it."""
+    """Commanded and actual velocity, each [env, 2], forward and to the left of the robot in m/s. They are rendered as
+    arrows above the robot."""
     rotation: Tensor | None = None
-    """Asked for, [world, 4]: the model's mocap body, which is in nobody's way, is drawn so."""
+    """Commanded rotation as a quaternion, [env, 4]. The mocap body of the model is rendered with it."""
 
 
-@runtime_checkable
-class ShowsCommand(Protocol):
-    """A task whose robot follows something that `paceline play` can show."""
+class Task:
+    """Base class of all tasks. A task is a frozen dataclass whose fields are its options.
 
-    def shown(self, worlds: Worlds) -> Command:
-        """Of this moment; looked at on a CPU alone, so it need not be capturable."""
-        ...
+    All functions are pure and have fixed shapes: no branch on the value of a tensor, no `.item()`, no `nonzero`, no
+    boolean index. A whole rollout can then be captured as one CUDA graph.
+    """
+
+    # Required.
+
+    episode_seconds: float
+    """Time limit of an episode."""
+    decimation: int
+    """Number of physics steps per control step."""
+    num_actions: int
+    """Width of an action."""
+    num_reset_samples: int
+    """Number of uniform samples per env that `reset` takes."""
+
+    def model(self) -> mujoco.MjModel:
+        """Return the model."""
+        raise NotImplementedError
+
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        """Return the initial state of an episode for all envs, from samples in [0, 1) of shape [env,
+        num_reset_samples]. `state` is that of the episode that ended, on which a curriculum can depend."""
+        raise NotImplementedError
+
+    def control(self, state: EnvState) -> Tensor:
+        """Return the controls of the actuators for the latest action, [env, nu]."""
+        raise NotImplementedError
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        """Return the observation groups, each [env, n]: "policy", and "critic" if the critic observes more."""
+        raise NotImplementedError
+
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        """Return the reward terms by name, each [env]. The reward is their sum."""
+        raise NotImplementedError
+
+    def terminated(self, state: EnvState) -> Tensor:
+        """Return whether the episode has terminated, bool [env]. The env applies the time limit."""
+        raise NotImplementedError
+
+    # Optional. A hook that a task does not override costs nothing.
+
+    num_step_samples: int = 0
+    """Number of uniform samples per env and control step that `update_state` and `resample` take."""
+    observation_history: int = 1
+    """Number of successive observations that the group "policy" stacks, newest last. The first observation of an
+    episode fills the places of those before it."""
+    observation_delay: tuple[int, int] = (0, 0)
+    """Minimum and maximum delay of the group "policy", in control steps. The delay is sampled in every episode."""
+
+    def constants(self) -> dict[str, tuple[float, ...]]:
+        """Return rows of numbers that the functions use. They become tensors once and are `EnvState.constants`."""
+        return {}
+
+    def state_spec(self) -> dict[str, int]:
+        """Return the name and width of each entry of the task state: commands, timers, curriculum levels. All are zero
+        before the first episode. The task state is saved and restored with the envs, on any number of ranks."""
+        return {}
+
+    def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        """Return new values of entries of the task state, each [env, width], from samples in [0, 1) of shape [env,
+        num_step_samples]. It is called after every control step and before the reward, so it must not change what the
+        reward depends on and the policy did not observe: that is for `resample`."""
+        return {}
+
+    def resample(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        """Return new commands or goals during an episode, as entries of the task state, each [env, width]. It is called
+        after reward, termination, metrics and final observations are computed, which use the old values; the next
+        observation shows the new ones. `uniform` holds the samples of `update_state`. In an env whose episode ended
+        `reset` counts instead."""
+        return {}
+
+    def push_velocity(self, state: EnvState) -> Tensor:
+        """Return the change of velocity that is applied after a control step, [env, nv]; zero for no push."""
+        return torch.zeros_like(state.qvel)
+
+    def metrics(self, state: EnvState) -> dict[str, Tensor]:
+        """Return numbers of the latest control step to log, such as a tracking error, each [env]. The log has their
+        means over an episode."""
+        return {}
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        """Return the fields of the model that are sampled for each env."""
+        return ()
+
+    def for_evaluation(self) -> Self:
+        """Return the task without curriculum, at full difficulty. Trained policies are evaluated with it."""
+        return self
+
+    def command_display(self, state: EnvState) -> CommandDisplay | None:
+        """Return the command for `paceline play` to show. It is called on the CPU only and need not be capturable."""
+        return None
+
+
+def overrides(task: Task, hook: str) -> bool:
+    """Return whether the class of a task defines a function of `Task` itself."""
+    return getattr(type(task), hook) is not getattr(Task, hook)

@@ -1,80 +1,97 @@
-"""All that a learner sees of an environment."""
+"""Interface between learners and envs."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
+class TensorSpec(NamedTuple):
+    """Shape and dtype of an observation group, for one env."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
 @dataclass(frozen=True)
 class Step:
-    """What one step gave, for all worlds. Every tensor is fresh: the env never writes into it again."""
+    """Result of one step, for all envs. The env never writes to these tensors again."""
 
     obs: dict[str, Tensor]
-    """What the policy acts on next; in a world that was reset, the new episode's first."""
+    """Observations for the next action; in an env that was reset, the first of the new episode."""
     reward: Tensor
-    """float32 [world]"""
+    """Reward of the step, float32 [env]."""
     terminated: Tensor
-    """The episode ended for good, bool [world]."""
+    """Whether the episode ended in a terminal state, bool [env]."""
     truncated: Tensor
-    """The episode was cut by its time limit, bool [world]; never together with `terminated`."""
+    """Whether the time limit ended the episode, bool [env]; never together with `terminated`."""
     final_obs: dict[str, Tensor]
-    """The observations before any reset, of the state that `reward` led to, with the sensors of the last substep."""
+    """Observations before any reset, with the sensors of the last physics step."""
     log: Tensor
-    """Sums over the episode so far, one column for each name in `log_names`, float32 [world, names]; in a world that
-    `terminated` or was `truncated`, those of the whole episode."""
+    """Sums over the episode so far, one column for each name in `log_names`, float32 [env, names]. In an env whose
+    episode ended they are those of the whole episode."""
 
 
 class VecEnv(Protocol):
-    """Many worlds, one row each, that reset themselves when their episode ends."""
+    """Many envs, one row of each tensor per env. An env resets itself when its episode ends."""
 
     num_envs: int
-    """Worlds on this rank."""
-    first_world: int
-    """The global number of this rank's first world."""
-    actions: int
+    """Number of envs on this rank."""
+    first_env: int
+    """Global index of the first env on this rank."""
+    num_actions: int
     """Width of an action."""
-    episode_steps: int
-    """The time limit, in steps."""
-    control_seconds: float
-    """Of the robot's time, from one step to the next."""
+    max_episode_steps: int
+    """Time limit of an episode, in steps."""
+    step_seconds: float
+    """Simulated time of a step, s."""
     device: torch.device
     capturable: bool
     """Whether `step` may be part of a CUDA graph, Warp's launches included."""
     log_names: tuple[str, ...]
-    """What `Step.log` sums; "length" (steps) and "return" always."""
+    """Names of the columns of `Step.log`. The first two are "length", in steps, and "return"."""
+
+    observation_spec: dict[str, TensorSpec]
+    """Observation groups by name, known before the first reset: "policy" for the policy, and "critic" if the critic
+    has its own observations."""
 
     def reset(self) -> dict[str, Tensor]:
-        """Start a new episode in every world."""
+        """Start a new episode in every env and return its first observations."""
         ...
 
-    def step(self, actions: Tensor) -> Step: ...
+    def observe(self) -> dict[str, Tensor]:
+        """Return the observations of the current state, as the latest `reset` or `step` returned them."""
+        ...
 
-    def prefetch(self, steps: int) -> None:
-        """Draw the random numbers of the next `steps` steps in one go. A matter of speed alone: the numbers are the
-        same without it."""
+    def step(self, actions: Tensor) -> Step:
+        """Apply actions, float32 [env, num_actions]."""
+        ...
+
+    def prefetch_random(self, steps: int) -> None:
+        """Sample the random numbers of the next `steps` steps at once. This only saves time: the numbers are the same
+        without it."""
         ...
 
     def faults(self) -> Tensor:
-        """How many worlds blew up, and in how many steps a world ran out of contacts, since the start; float32 [2]."""
+        """Return the number of envs that failed and the number of steps in which an env ran out of contacts, since the
+        start, float32 [2]."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors [world, ...], and scalars that are common to all worlds; among them "episode_step", the steps of each
-        world's running episode."""
+        """Return the state: tensors [env, ...], and scalars that all envs share. "episode_step" is the number of steps
+        of the running episode of each env."""
         ...
 
-    def load_state(self, state: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Go on from `state`, where the policy acts on what it saw last; or, in an env that cannot, start new episodes
-        and return their first observations."""
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore a state. An env that cannot restore it starts new episodes."""
         ...
 
 
-class DrawnEnv(VecEnv, Protocol):
-    """An env that a video can be made of."""
+class RenderableEnv(VecEnv, Protocol):
+    """An env that renders images."""
 
-    def picture(self) -> np.ndarray:
-        """World 0 as it is now: RGB, uint8 [height, width, 3], of any size."""
+    def render(self) -> np.ndarray:
+        """Return an RGB image of env 0, uint8 [height, width, 3], of any size."""
         ...

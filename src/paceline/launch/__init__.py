@@ -1,1 +1,1 @@
-"""One run on many processes and machines: we start the launchers that exist, and write no scheduler."""
+"""Start the ranks of a run with existing launchers."""

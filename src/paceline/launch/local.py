@@ -1,26 +1,25 @@
-"""Several ranks on this machine, started and watched over by torch's own elastic launcher."""
+"""Start several ranks on this machine with torch's elastic launcher."""
 
 import logging
 import os
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from contextlib import suppress
-from pathlib import Path
 
+import psutil
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paceline.distributed.failure import REFUSAL_EXIT_CODE
-from paceline.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
+from paceline.process.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
 
 
 class RankFailedError(Exception):
-    """A rank failed and no restart was left; the message says which rank and how it ended."""
+    """A rank failed and no restart was left. The message names the rank and how it ended."""
 
     def __init__(self, message: str, exit_code: int = 1):
         super().__init__(message)
@@ -28,23 +27,23 @@ class RankFailedError(Exception):
 
     @property
     def was_killed(self) -> bool:
-        """True if a signal ended the rank, so that it could not print the cause."""
+        """Whether a signal ended the rank, so that it could not print the cause."""
         return self.exit_code < 0
 
 
 QUIRKS = {
-    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node stays away.
+    # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node does not rejoin.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    # Ranks that were asked to stop finish their iteration and save; by default they are killed after 30 s.
+    # Ranks that receive a stop request finish their iteration and save. By default they are killed after 30 s.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
 }
 
 
 def launch(words: list[str], ranks: int, max_restarts: int) -> None:
-    """Run `paceline WORDS` in as many processes as there are ranks. When one fails, end all and start all again, up to
-    `max_restarts` times, unless a rank refused its input: then a restart would not help."""
+    """Run `paceline ARGV` in `ranks` processes. When one fails, end all and restart all, up to `max_restarts` times,
+    unless a rank refused its input."""
     os.environ.update(QUIRKS)
-    # What torch logs of a failure or a signal, the ranks print in fewer words.
+    # The ranks print the causes of failures and signals themselves.
     logging.disable(logging.CRITICAL)
     run_id = uuid.uuid4().hex
     for restart in range(max_restarts + 1):
@@ -81,39 +80,29 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
-            # Torch's handlers raise; what is left to do here and in the caller takes no time.
+            # Torch's signal handlers raise.
             ignore()
             end_descendants()
 
 
 def signals_to_handle(*required: signal.Signals) -> str:
-    """Names of the signals for which torch's launcher installs handlers, separated by commas: all that it handles by
-    default, except those that this process inherited as ignored and that are not `required`."""
+    """Return the names of the signals for which torch's launcher installs handlers, separated by commas. Signals
+    that this process inherited as ignored are left out unless they are `required`."""
     handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     return ",".join(number.name for number in handled if number in required or number not in INHERITED_IGNORED)
 
 
 def end_descendants(patience_seconds: float = 0.0) -> None:
-    """Nothing is left behind, however the launcher was ended; with patience, what is left is asked to end first."""
-    deadline = time.monotonic() + patience_seconds
+    """Kill all processes that descend from this one. With `patience_seconds`, send SIGTERM first and wait that long."""
+    process = psutil.Process()
     if patience_seconds:
-        _signal_descendants(signal.SIGTERM)
-    while time.monotonic() < deadline and _descendants(os.getpid()):
-        time.sleep(0.05)
-        with suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
-    _signal_descendants(signal.SIGKILL)
+        descendants = process.children(recursive=True)
+        _signal(descendants, signal.SIGTERM)
+        psutil.wait_procs(descendants, patience_seconds)
+    _signal(process.children(recursive=True), signal.SIGKILL)
 
 
-def _signal_descendants(number: int) -> None:
-    for pid in _descendants(os.getpid()) if sys.platform == "linux" else ():
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(word) for word in children.read_text().split()]
-    return found + [deeper for child in found for deeper in _descendants(child)]
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

@@ -1,7 +1,7 @@
-"""Several ranks on this machine or on several, over SSH, by torchrunx.
+"""Start several ranks on this machine or on several machines over SSH with torchrunx.
 
-torchrunx is under the GPL-3.0 and therefore an extra of its own: `pip install paceline[torchrunx]`. It does not start
-ranks anew after a failure; torch's elastic launcher does.
+torchrunx is licensed under the GPL-3.0 and therefore a separate extra: `pip install paceline[torchrunx]`. It does not
+restart ranks after a failure; torch's elastic launcher does.
 """
 
 import logging
@@ -12,20 +12,21 @@ import sys
 import time
 from functools import partial
 
-from paceline import interrupts
 from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
+from paceline.process import interrupts
 
 SAFE_PATH = "PYTHONSAFEPATH"
-# What a rank prints goes to the launcher through a thread of its own.
+# The launcher receives the output of ranks in a separate thread.
 _LAST_WORDS_SECONDS = 0.5
-# Ranks that were asked to end save a checkpoint first.
+# Ranks that receive a stop request save a checkpoint first.
 _LAST_SECONDS = 10.0
 
 
 def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
-    """Run `paceline WORDS` in `ranks` processes on each of `hosts`, or here; Paceline must be installed on each."""
+    """Run `paceline ARGV` in `ranks` processes on each of `hosts`, or on this machine. Paceline must be installed on
+    each host."""
     try:
         import torchrunx
     except ModuleNotFoundError:
@@ -39,7 +40,7 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         workers_per_host=ranks,
         backend=None,  # the ranks form their own group
         copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
-        # Its agents are started by `python -m`, and must not import modules of the current directory.
+        # The agents are started with `python -m` and must not import modules of the current directory.
         extra_env_vars={SAFE_PATH: "1"},
     ).set_logging_handlers(partial(_handlers, hosts[0], os.getpid()))
     interrupts.raise_keyboard_interrupt()
@@ -56,7 +57,7 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
 
 
 def _handlers(main_host: str, launcher: int) -> list[logging.Handler]:
-    """In torchrunx's logging process. What the main rank prints is printed here; the others have their logs."""
+    """Print the output of the main rank, in torchrunx's logging process. The other ranks have their log files."""
     die_with(launcher)
 
     def goes_to(errors: bool, record: logging.LogRecord) -> bool:
@@ -72,16 +73,16 @@ def _handlers(main_host: str, launcher: int) -> list[logging.Handler]:
 
 
 def _work(words: list[str]) -> int:
-    """In a rank's process; returns its exit code."""
+    """Run one rank; return its exit code."""
     sys.argv, code = ["paceline", *words], 0
-    # For the agent alone: programs that an env starts import as usual.
+    # Only for the agent: programs that an env starts import as usual.
     os.environ.pop(SAFE_PATH, None)
     try:
         runpy.run_module("paceline", run_name="__main__")
     except SystemExit as end:
         code = int(end.code or 0)
     if code == 1 or interrupts.received:
-        # Returning after a failure or a request to end, a rank waits for a launcher that may be gone already, for ever.
+        # A rank that returns after a failure or a stop request would wait forever for a launcher that may have ended.
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_LAST_WORDS_SECONDS)

@@ -1,1 +1,1 @@
-"""Robot models, written as MJCF with primitive geoms: one file per robot."""
+"""Robot models: MJCF files, and models of other packages that are adapted in memory."""

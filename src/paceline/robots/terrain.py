@@ -1,4 +1,4 @@
-"""Ground that is not flat: patches of several kinds, each in several levels of difficulty, in one height field."""
+"""Rough terrain: one height field with patches of several kinds, each in several levels of difficulty."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +12,10 @@ from torch import Tensor
 Number = TypeVar("Number", float, Tensor)
 
 KINDS = ("waves", "roughness", "slopes", "stairs down", "stairs up", "blocks")
-"""Stairs and slopes as they are met from the middle of the patch; slopes go down in even levels and up in odd ones."""
+"""Stairs and slopes are named as seen from the middle. Slopes go down in even levels and up in odd levels."""
 
-# A patch in cells: its width; and how far from its middle, along x or y, the flat ground ends on which robots start,
-# the full height begins, and all patches have height zero, so that neighbours meet.
+# Lengths in cells: the width of a patch; the distances from its middle, along x or y, at which the start area ends,
+# at which the full height begins, and beyond which every patch has height zero, so that patches join; a stair's depth.
 _CELLS = 80
 _START, _FULL, _EDGE = 9, 12, 39
 _STAIR = 3
@@ -23,43 +23,44 @@ _STAIR = 3
 
 @dataclass(frozen=True)
 class Terrain:
-    """Levels follow each other along x, kinds along y; the middle is the origin. Around it is flat ground."""
+    """A grid of patches with its middle at the origin: levels along x, kinds along y. A flat border surrounds it."""
 
     levels: int = 10
     cell: float = 0.1
-    """Metres between two points of the height field; a patch is 80 of them wide."""
+    """Distance between two points of the height field, meters. A patch is 80 cells wide."""
     border: float = 20.0
-    """Width of the flat ground around, metres."""
+    """Width of the flat border, meters."""
     seed: int = 0
 
     @property
     def patch(self) -> float:
-        """Width of a patch, metres."""
+        """Width of a patch, meters."""
         return _CELLS * self.cell
 
     @property
     def points(self) -> tuple[int, int]:
-        """Of the height field, along y and x."""
+        """Number of points of the height field along y and x."""
         return len(KINDS) * _CELLS + 1, self.levels * _CELLS + 1
 
     @property
     def size(self) -> tuple[float, float]:
-        """Half of what the patches cover along x and y, metres."""
+        """Half of the extent of all patches along x and y, meters."""
         return 0.5 * self.levels * self.patch, 0.5 * len(KINDS) * self.patch
 
     def middle(self, level: Number, kind: Number) -> tuple[Number, Number]:
-        """Where robots start on a patch: x and y, metres."""
+        """Return x and y of the middle of a patch, where robots start, in meters."""
         return (level + 0.5) * self.patch - self.size[0], (kind + 0.5) * self.patch - self.size[1]
 
     def heights(self) -> np.ndarray:
-        """Metres, float32 [y, x], not to be written to."""
+        """Return the heights in meters, float32 [y, x], read-only."""
         return _heights(self)
 
-    def add_to(self, scene: mujoco.MjSpec) -> None:
-        """The ground of a scene that has none."""
+    def replace_floor(self, scene: mujoco.MjSpec) -> None:
+        """Replace the geom "floor" of a scene with this terrain."""
+        scene.delete(scene.geom("floor"))
         heights, (x, y), (rows, columns) = self.heights(), self.size, self.points
         lowest, highest = float(heights.min()), float(heights.max())
-        # The compiler stretches the numbers to between 0 and 1, and the size brings them back.
+        # The compiler normalizes the data to [0, 1]; the third size restores the range.
         scene.add_hfield(
             name="terrain",
             nrow=rows,
@@ -67,8 +68,8 @@ class Terrain:
             size=(x, y, highest - lowest, 1.0),
             userdata=heights.ravel().tolist(),
         )
-        _add_earth(scene)
-        # Where shadows end, slopes are drawn with dark specks: that shall be far from the robot.
+        _add_material(scene)
+        # Slopes have dark specks where the shadow map ends; this moves its end far from the robot.
         scene.visual.map.shadowclip = 3.0
         ground = {"material": "earth", "contype": 1, "conaffinity": 0}
         scene.worldbody.add_geom(
@@ -81,30 +82,31 @@ class Terrain:
             "north": ((0.0, y + half), (long, half)),
             "south": ((0.0, -y - half), (long, half)),
         }
-        for name, (centre, size) in sides.items():
+        for name, (center, size) in sides.items():
             scene.worldbody.add_geom(
-                name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=(*centre, -0.5), size=(*size, 0.5), **ground
+                name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=(*center, -0.5), size=(*size, 0.5), **ground
             )
 
     def height_at(self, heights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Of the ground, metres, in the shape of x and y; `heights` are the height field's, in a row, on their device.
+        """Return the height of the ground in meters, in the shape of `x` and `y`.
 
-        On the triangles that the engines collide with; beyond the patches it is the edge's.
+        `heights` are those of the height field, flattened, on the device of `x` and `y`. Heights are interpolated on
+        the triangles that the engines use for collisions. Beyond the patches, the height at the edge is returned.
         """
         rows, columns = self.points
         across, along = (x + self.size[0]) / self.cell, (y + self.size[1]) / self.cell
-        # Clamped as whole numbers: a place that is not a number has to be somewhere too.
+        # The indices are clamped as integers, so that they are valid for NaN too.
         column, row = across.long().clamp(0, columns - 2), along.long().clamp(0, rows - 2)
         u, v = (across - column).clamp(0.0, 1.0), (along - row).clamp(0.0, 1.0)
         corner, table = row * columns + column, heights.flatten()
         near, far = table[corner], table[corner + columns + 1]
-        # Each cell is halved from its corner of least x and y to the opposite one.
+        # The diagonal of each cell goes from its corner of smallest x and y to the opposite corner.
         beside = table[corner + torch.where(u > v, 1, columns)]
         return near + torch.maximum(u, v) * (beside - near) + torch.minimum(u, v) * (far - beside)
 
 
-def _add_earth(scene: mujoco.MjSpec) -> None:
-    """Squares of a metre, darker than a floor's so that steps stand out in the light."""
+def _add_material(scene: mujoco.MjSpec) -> None:
+    """Add a checkered material that is darker than the floor, so that steps are visible."""
     scene.add_texture(
         name="earth",
         type=mujoco.mjtTexture.mjTEXTURE_2D,
@@ -131,41 +133,41 @@ def _heights(terrain: Terrain) -> np.ndarray:
 
 
 def _patch(kind: str, level: int, terrain: Terrain, random: np.random.Generator) -> np.ndarray:
-    """Metres, [y, x], both edges included."""
-    hard = level / max(1, terrain.levels - 1)
+    """Return the heights of a patch with both edges, meters, [y, x]."""
+    difficulty = level / max(1, terrain.levels - 1)
     cells = np.arange(_CELLS + 1) - _CELLS // 2
     from_middle = np.maximum(abs(cells[:, None]), abs(cells))
     to_edge = _EDGE - np.clip(from_middle, _START, _EDGE)
-    # From nothing, where robots start and at the edge, to full height in three cells.
+    # The height grows from zero, at the start area and at the edge, to the full height within three cells.
     fade = np.clip(np.minimum((from_middle - _START) / (_FULL - _START), to_edge / (_FULL - _START)), 0.0, 1.0)
     match kind:
         case "waves":
             wave = np.cos(cells * (2.0 * np.pi * 4.0 / _CELLS))
-            return (0.02 + 0.18 * hard) * fade * 0.5 * (wave[:, None] + wave)
+            return (0.02 + 0.18 * difficulty) * fade * 0.5 * (wave[:, None] + wave)
         case "roughness":
-            return (0.01 + 0.08 * hard) * fade * _rough(random)
+            return (0.01 + 0.08 * difficulty) * fade * _rough(random)
         case "slopes":
-            return (0.05 + 0.45 * hard) * terrain.cell * to_edge * (-1.0) ** level
+            return (0.05 + 0.45 * difficulty) * terrain.cell * to_edge * (-1.0) ** level
         case "stairs down":
-            return (0.03 + 0.13 * hard) * (to_edge // _STAIR)
+            return (0.03 + 0.13 * difficulty) * (to_edge // _STAIR)
         case "stairs up":
-            return -(0.03 + 0.13 * hard) * (to_edge // _STAIR)
+            return -(0.03 + 0.13 * difficulty) * (to_edge // _STAIR)
         case "blocks":
-            # Not faded, for blocks have upright sides.
-            return (0.03 + 0.12 * hard) * (fade == 1.0) * _blocks(random)
+            # Blocks are not faded, because their sides are vertical.
+            return (0.03 + 0.12 * difficulty) * (fade == 1.0) * _blocks(random)
         case _:
-            raise ValueError(f"no ground of kind {kind!r}; choose from {KINDS}")
+            raise ValueError(f"no terrain of kind {kind!r}; choose from {KINDS}")
 
 
 def _rough(random: np.random.Generator) -> np.ndarray:
-    """Between -1 and 1, drawn for every other point; the points between are at the mean of their neighbours."""
-    drawn = random.uniform(-1.0, 1.0, size=(_CELLS // 2 + 1, _CELLS // 2 + 1)).repeat(2, axis=0).repeat(2, axis=1)
-    rows = 0.5 * (drawn[1:] + drawn[:-1])
+    """Sample heights in [-1, 1] at every second point; points between them get the mean of their neighbors."""
+    sampled = random.uniform(-1.0, 1.0, size=(_CELLS // 2 + 1, _CELLS // 2 + 1)).repeat(2, axis=0).repeat(2, axis=1)
+    rows = 0.5 * (sampled[1:] + sampled[:-1])
     return 0.5 * (rows[:, 1:] + rows[:, :-1])
 
 
 def _blocks(random: np.random.Generator) -> np.ndarray:
-    """Between -1 and 1; where blocks overlap, the last one stands."""
+    """Sample blocks with heights in [-1, 1]; where blocks overlap, the last one is kept."""
     heights = np.zeros((_CELLS + 1, _CELLS + 1))
     for _ in range(90):
         (y, x), (width, depth) = random.integers(0, _CELLS, size=2), random.integers(4, 11, size=2)

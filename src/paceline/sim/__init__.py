@@ -1,1 +1,1 @@
-"""The worlds: two engines, one interface."""
+"""Physics simulation of many envs: two engines with one interface."""

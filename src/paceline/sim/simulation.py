@@ -1,4 +1,4 @@
-"""The one interface of both engines: many worlds of one model, seen as torch tensors."""
+"""The interface of both physics engines: many envs of one model as torch tensors."""
 
 from typing import Protocol
 
@@ -7,87 +7,89 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError, unknown
-from paceline.sim.calibration import measured
+from paceline.sim.calibration import measure_capacity
 
 ENGINES = ("auto", "mujoco", "warp")
 
-# Beyond this magnitude MuJoCo itself calls a state bad (mjMAXVAL).
-LARGEST_SANE_VALUE = 1e10
+# MuJoCo treats a state beyond this magnitude as invalid (mjMAXVAL).
+MAX_STATE_VALUE = 1e10
 
 
 class Sim(Protocol):
-    """Worlds of one model, one row each, float32 on `device`.
+    """`num_envs` copies of one model. Tensors have one row per env and are float32 on `device`.
 
-    One env step is `step`, then `reset` for the worlds that ended, then `sense`; the three in this order, because
-    what `sense` computes is what the next `step` starts from.
+    One env step calls `step`, then `reset` for the envs whose episode ended, then `sense`. The order matters, because
+    the next `step` starts from what `sense` computed.
     """
 
-    worlds: int
+    num_envs: int
     device: torch.device
     model: mujoco.MjModel
 
     qpos: Tensor
-    """[world, nq]; read only, as are all but `ctrl`, `mocap_pos` and `mocap_quat`."""
+    """[env, nq]. Read-only, as all tensors except `ctrl`, `mocap_pos` and `mocap_quat`."""
     qvel: Tensor
-    """[world, nv]"""
+    """[env, nv]"""
     act: Tensor
-    """[world, na]"""
+    """[env, na]"""
     ctrl: Tensor
-    """[world, nu]; write it before `step`."""
+    """[env, nu]. Write it before `step`."""
     mocap_pos: Tensor
-    """[world, nmocap, 3]; may be written, as `ctrl`."""
+    """[env, nmocap, 3]. May be written, like `ctrl`."""
     mocap_quat: Tensor
-    """[world, nmocap, 4]; may be written, as `ctrl`."""
+    """[env, nmocap, 4]. May be written, like `ctrl`."""
     sensordata: Tensor
-    """[world, nsensordata]; after `step` as of the last substep's start, after `sense` as of now. Sensors of
-    accelerations and forces keep the last substep's value, and are zero in a world that was just reset."""
+    """[env, nsensordata]. After `step`, values are from the start of the last substep; after `sense`, they are current.
+    Sensors of accelerations and forces keep the value of the last substep and are zero after a reset."""
     failed: Tensor
-    """Worlds whose state became non-finite or huge in the last `step`, bool [world]; they must be reset."""
-    all_well: bool
-    """Whether the engine knows that none did, without waiting for a device; false where it cannot know."""
+    """Envs whose state became non-finite or huge in the last `step`, bool [env]. They must be reset."""
+    fault_free: bool
+    """True if no env failed or overflowed in the last `step`; False if the engine does not know without waiting."""
     overflowed: Tensor
-    """Worlds that ran out of contact or constraint rows in the last `step`, bool [world]. On MuJoCo Warp contacts are
-    one pool for all worlds: when it is empty, any of them may have lost some, and all are marked."""
+    """Envs that ran out of contact or constraint rows in the last `step`, bool [env]. In MuJoCo Warp all envs share one
+    pool of contacts: if it is exhausted, any env may have lost contacts, and all are marked."""
     failures: Tensor
-    """How often each world failed, int64 [world]."""
+    """Number of failures of each env, int64 [env]."""
     overflows: Tensor
-    """In how many steps each world overflowed, int64 [world]."""
+    """Number of steps in which each env overflowed, int64 [env]."""
 
     @property
     def time(self) -> Tensor:
-        """Seconds since the reset, [world]."""
+        """Seconds since the reset, [env]."""
         ...
 
     def step(self, substeps: int) -> None:
-        """Integrate `substeps` times with the present `ctrl`."""
+        """Simulate `substeps` physics steps with the current `ctrl`."""
         ...
 
     def sense(self) -> None:
-        """Bring position and velocity sensors up to date in all worlds."""
+        """Update position and velocity sensors of all envs."""
         ...
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
-        """Put the worlds of `mask` into this state, everything else at the model's defaults."""
+        """Set the envs of `mask` to `qpos` and `qvel`, and the rest of their state to the model's defaults."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """All that the future depends on, as copies; the same names on both engines."""
+        """Return copies of all tensors that determine future steps. Names are the same on both engines."""
         ...
 
     def load_state(self, state: dict[str, Tensor]) -> None: ...
 
     def field(self, name: str) -> Tensor:
-        """A field of the model, or "opt.gravity", with one row per world, [world, ...]; only those named at the start.
-        Write in place, then call `refresh_constants`, all before `sense`."""
+        """Return a per-env field of the model, or "opt.gravity", [env, ...]. Only the fields of `per_env_fields` exist.
+
+        To change it, write in place and call `refresh_constants`, both before `sense`.
+        """
         ...
 
     def refresh_constants(self, derived: bool = True) -> None:
-        """Make the engine follow what was written into `field`s; also in the constants that are `derived` from masses,
-        inertias, armatures and gears, if these were among them."""
+        """Apply changes of per-env fields. `derived` also recomputes the constants that depend on masses, inertias,
+        armatures and gears; it is required if one of these changed."""
         ...
 
     def push(self, change: Tensor) -> None:
-        """Add to the velocities, [world, nv]; before `sense`."""
+        """Add `change` to the velocities, [env, nv]. Call it before `sense`."""
         ...
 
 
@@ -107,11 +109,11 @@ STATE_FIELDS = (
     "mocap_quat",
     "userdata",
 )
-"""MuJoCo's integration state, less plugins (which MuJoCo Warp does not have)."""
+"""MuJoCo's integration state without plugins, which MuJoCo Warp does not support."""
 
 
 def choose_engine(engine: str, device: torch.device) -> str:
-    """`auto` is MuJoCo's C engine on a CPU and MuJoCo Warp on a GPU."""
+    """Resolve "auto": MuJoCo's C engine on a CPU, MuJoCo Warp on a GPU."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if engine == "auto":
@@ -123,20 +125,23 @@ def choose_engine(engine: str, device: torch.device) -> str:
 
 def make_sim(
     model: mujoco.MjModel,
-    worlds: int,
+    num_envs: int,
     engine: str,
     device: torch.device,
-    per_world_fields: tuple[str, ...] = (),
-    contacts_per_world: int | None = None,
-    constraints_per_world: int | None = None,
+    per_env_fields: tuple[str, ...] = (),
+    contacts_per_env: int | None = None,
+    constraints_per_env: int | None = None,
     threads: int | None = None,
 ) -> Sim:
-    """Build the worlds on the chosen engine; only that engine is imported. `threads` are the C engine's, by default as
-    many as there are cores; contacts and constraints are Warp's, by default as many as were measured to be enough."""
+    """Create the envs on one engine; the other engine is not imported.
+
+    `threads` is for the C engine; the default is the number of usable cores. `contacts_per_env` and
+    `constraints_per_env` are for MuJoCo Warp; the defaults are measured with `measure_capacity`.
+    """
     if choose_engine(engine, device) == "mujoco":
         from paceline.sim.mujoco_sim import MujocoSim
 
-        return MujocoSim(model, worlds, per_world_fields, threads)
+        return MujocoSim(model, num_envs, per_env_fields, threads)
     try:
         from paceline.sim.warp_sim import WarpSim
     except ModuleNotFoundError as error:
@@ -145,6 +150,6 @@ def make_sim(
             "or train on the CPU with --gpu-ids none"
         ) from None
 
-    room = measured(model)
-    contacts, constraints = contacts_per_world or room.contacts, constraints_per_world or room.constraints
-    return WarpSim(model, worlds, device, per_world_fields, contacts, constraints)
+    capacity = measure_capacity(model)
+    contacts, constraints = contacts_per_env or capacity.contacts, constraints_per_env or capacity.constraints
+    return WarpSim(model, num_envs, device, per_env_fields, contacts, constraints)

@@ -1,6 +1,6 @@
-"""Small Warp kernels around MuJoCo Warp's own: one launch each for what would be a dozen torch operations."""
+"""Warp kernels that replace about a dozen torch operations by one launch each."""
 
-# Warp compiles these functions itself, with types that are not Python's.
+# Warp compiles these functions, with types that are not Python types.
 # pyright: reportIndexIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false
 
@@ -8,7 +8,7 @@ import warp as wp
 
 
 @wp.kernel
-def restart(
+def reset_envs(
     # in
     mask: wp.array[bool],
     start_qpos: wp.array2d[float],
@@ -22,27 +22,27 @@ def restart(
     qfrc_applied: wp.array2d[float],
     xfrc_applied: wp.array2d[wp.spatial_vector],
 ):
-    """Put the worlds of `mask` into their starting state, forces and controls at zero."""
-    world = wp.tid()
-    if not mask[world]:
+    """Set the envs of `mask` to the given positions and velocities, with forces and controls at zero."""
+    env = wp.tid()
+    if not mask[env]:
         return
-    time[world] = 0.0
+    time[env] = 0.0
     for i in range(qpos.shape[1]):
-        qpos[world, i] = start_qpos[world, i]
+        qpos[env, i] = start_qpos[env, i]
     for i in range(qvel.shape[1]):
-        qvel[world, i] = start_qvel[world, i]
-        qacc_warmstart[world, i] = 0.0
-        qfrc_applied[world, i] = 0.0
+        qvel[env, i] = start_qvel[env, i]
+        qacc_warmstart[env, i] = 0.0
+        qfrc_applied[env, i] = 0.0
     for i in range(ctrl.shape[1]):
-        ctrl[world, i] = 0.0
+        ctrl[env, i] = 0.0
     for i in range(xfrc_applied.shape[1]):
-        xfrc_applied[world, i] = wp.spatial_vector()
+        xfrc_applied[env, i] = wp.spatial_vector()
 
 
 @wp.kernel
-def look_for_faults(
+def detect_faults(
     # in
-    largest: float,
+    max_value: float,
     overflow_bits: int,
     qpos: wp.array2d[float],
     qvel: wp.array2d[float],
@@ -54,19 +54,19 @@ def look_for_faults(
     failed: wp.array[bool],
     overflowed: wp.array[bool],
 ):
-    """Find and count the worlds with a bad state, or with one of `overflow_bits` set; clear those bits."""
-    world = wp.tid()
-    sane = bool(True)  # noqa: UP018 (Warp wants this for a variable that a loop changes)
-    # A comparison with NaN is false, so a NaN is not sane.
+    """Mark and count the envs with an invalid state and those with one of `overflow_bits` set; clear the bits."""
+    env = wp.tid()
+    valid = bool(True)  # noqa: UP018 (Warp requires it for a variable that a loop changes)
+    # Comparisons with NaN are false, so NaN is invalid.
     for i in range(qpos.shape[1]):
-        sane = sane and wp.abs(qpos[world, i]) < largest
+        valid = valid and wp.abs(qpos[env, i]) < max_value
     for i in range(qvel.shape[1]):
-        sane = sane and wp.abs(qvel[world, i]) < largest
-    failed[world] = not sane
-    if not sane:
-        failures[world] = failures[world] + wp.int64(1)
-    full = (overflow[world] & overflow_bits) != 0
-    overflowed[world] = full
+        valid = valid and wp.abs(qvel[env, i]) < max_value
+    failed[env] = not valid
+    if not valid:
+        failures[env] = failures[env] + wp.int64(1)
+    full = (overflow[env] & overflow_bits) != 0
+    overflowed[env] = full
     if full:
-        overflows[world] = overflows[world] + wp.int64(1)
-    overflow[world] = 0
+        overflows[env] = overflows[env] + wp.int64(1)
+    overflow[env] = 0

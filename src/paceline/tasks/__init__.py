@@ -1,1 +1,1 @@
-"""What the robot should do: one file per task."""
+"""Tasks, one file each."""

@@ -1,43 +1,59 @@
 """Balance a pole on a cart that is pushed left and right."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mujoco
 import torch
 from torch import Tensor
 
-from paceline.checks import above_zero, finite_options, options, physics_rate
-from paceline.env.task import Worlds
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.env.task import EnvState, ResetState, Task
+from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.registry import TaskEntry
+from paceline.validation import PhysicsRate, Positive, check_options
 
 
 @dataclass(frozen=True)
-class Cartpole:
-    """Rewards and limits as in the widely used direct-workflow cartpole; angles in radians, upright is zero."""
+class CartpoleRewards:
+    """Weights of the reward terms, per control step."""
+
+    alive: float = 1.0
+    """Reward for every step that does not end the episode."""
+    termination: float = -2.0
+    """Reward for the step that ends the episode before the time limit."""
+    pole_angle: float = -1.0
+    """Weight of the squared angle of the pole, rad^2."""
+    cart_vel: float = -0.01
+    """Weight of the speed of the cart, m/s."""
+    pole_vel: float = -0.005
+    """Weight of the angular speed of the pole, rad/s."""
+
+
+@dataclass(frozen=True)
+class Cartpole(Task):
+    """Rewards and limits of Isaac Lab's Isaac-Cartpole-Direct-v0. The angle of an upright pole is zero."""
 
     episode_seconds: float = 5.0
+    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    physics_hz: float = 120.0
-    force_newtons: float = 100.0
-    """The cart's push at an action of 1; actions are clamped to [-1, 1]."""
-    rail_metres: float = 3.0
-    """Further out on either side the episode ends."""
-    start_angle: float = 0.25 * math.pi
-    """Largest tilt at the start; at `max_angle` the episode ends."""
-    max_angle: float = 0.5 * math.pi
+    """Number of physics steps per control step, at least 1."""
+    physics_hz: PhysicsRate = 120.0
+    """Physics steps per second, 1 to 100000."""
+    max_force: Positive = 100.0
+    """Force on the cart at an action of 1, N; above 0. Actions are clamped to -1 to 1."""
+    max_cart_pos: Positive = 3.0
+    """Maximum distance of the cart from the center, m; above 0. Beyond it the episode ends."""
+    initial_pole_angle: Positive = 0.25 * math.pi
+    """Maximum angle of the pole at the start of an episode, rad; above 0."""
+    max_pole_angle: Positive = 0.5 * math.pi
+    """Maximum angle of the pole, rad; above 0. Beyond it the episode ends."""
+    rewards: CartpoleRewards = field(default_factory=CartpoleRewards)
 
-    actions = 1
-    reset_numbers = 1
+    num_actions = 1
+    num_reset_samples = 1
 
     def __post_init__(self) -> None:
-        options(above_zero, self, "force_newtons", "rail_metres", "start_angle", "max_angle")
-        options(physics_rate, self, "physics_hz")
-        finite_options(self)
+        check_options(self)
 
     def model(self) -> mujoco.MjModel:
         return mujoco.MjModel.from_xml_string(f"""
@@ -66,60 +82,62 @@ class Cartpole:
               </body>
             </body>
           </worldbody>
-          <actuator><motor joint="slider" gear="{self.force_newtons!r}" ctrlrange="-1 1"/></actuator>
+          <actuator><motor joint="slider" gear="{self.max_force!r}" ctrlrange="-1 1"/></actuator>
         </mujoco>""")
 
-    def control(self, worlds: Worlds) -> Tensor:
-        return worlds.action.clamp(-1.0, 1.0)
+    def control(self, state: EnvState) -> Tensor:
+        return state.action.clamp(-1.0, 1.0)
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        return {"policy": torch.cat((worlds.qpos, worlds.qvel), dim=1)}
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": torch.cat((state.qpos, state.qvel), dim=1)}
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        position, angle = worlds.qpos.abs().unbind(1)
-        return (position > self.rail_metres) | (angle > self.max_angle)
+    def terminated(self, state: EnvState) -> Tensor:
+        cart_pos, pole_angle = state.qpos.abs().unbind(1)
+        return (cart_pos > self.max_cart_pos) | (pole_angle > self.max_pole_angle)
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        angle = worlds.qpos[:, 1]
-        cart_speed, pole_speed = worlds.qvel.abs().unbind(1)
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        weights, (cart_vel, pole_vel) = self.rewards, state.qvel.abs().unbind(1)
         return {
-            "alive": (~terminated).float(),
-            "terminated": -2.0 * terminated.float(),
-            "pole_angle": -angle.square(),
-            "cart_speed": -0.01 * cart_speed,
-            "pole_speed": -0.005 * pole_speed,
+            "alive": weights.alive * (~terminated).float(),
+            "termination": weights.termination * terminated.float(),
+            "pole_angle": weights.pole_angle * state.qpos[:, 1].square(),
+            "cart_vel": weights.cart_vel * cart_vel,
+            "pole_vel": weights.pole_vel * pole_vel,
         }
 
-    def reset(self, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        angle, zero = (uniform - 0.5) * (2.0 * self.start_angle), torch.zeros_like(uniform)
-        return torch.cat((zero, angle), dim=1), zero.expand(-1, 2)
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        pole_angle, zero = (uniform - 0.5) * (2.0 * self.initial_pole_angle), torch.zeros_like(uniform)
+        return ResetState(torch.cat((zero, pole_angle), dim=1), zero.expand(-1, 2))
 
 
 ENTRY = TaskEntry(
     Cartpole,
     summary="balance a pole on a cart that is pushed left and right",
-    ppo=PpoConfig(horizon=32, epochs=4, minibatches=4, hidden=(32, 32), entropy_weight=0.0),
-    rsl_rl=RslRlConfig(num_steps_per_env=16, hidden_dims=(32, 32)),
-    rl_games=RlGamesConfig(
-        horizon_length=16,
-        minibatch_size_per_env=8,
-        mini_epochs=8,
-        units=(32, 32),
-        separate=True,
-        learning_rate=5e-4,
-        kl_threshold=0.008,
-        critic_coef=4.0,
-        bounds_loss_coef=1e-4,
-        reward_scale=0.1,
-    ),
-    skrl=SkrlConfig(
-        rollouts=32,
-        learning_epochs=8,
-        mini_batches=8,
-        layers=(32, 32),
-        learning_rate=5e-4,
-        kl_threshold=0.008,
-        rewards_shaper_scale=0.1,
+    training=TrainingSettings(
+        horizon=32,
+        epochs=4,
+        hidden_layers=(32, 32),
+        entropy_weight=0.0,
+        overrides={
+            "rsl_rl": {"entropy_coef": 0.005, "num_learning_epochs": 5, "num_steps_per_env": 16},
+            "rl_games": {
+                "bounds_loss_coef": 1e-4,
+                "critic_coef": 4.0,
+                "horizon_length": 16,
+                "kl_threshold": 0.008,
+                "learning_rate": 5e-4,
+                "mini_epochs": 8,
+                "reward_scale": 0.1,
+                "separate": True,
+            },
+            "skrl": {
+                "kl_threshold": 0.008,
+                "learning_epochs": 8,
+                "learning_rate": 5e-4,
+                "mini_batches": 8,
+                "rewards_shaper_scale": 0.1,
+            },
+        },
     ),
     max_iterations=120,
     cpu_envs=256,

@@ -1,4 +1,4 @@
-"""Any Gymnasium environment with continuous actions, as the task `gymnasium:ID`."""
+"""Gymnasium environments with continuous actions, as the task `gymnasium:ID`."""
 
 import difflib
 import multiprocessing
@@ -15,36 +15,32 @@ from typing import Any, Literal, cast
 
 import torch
 
-from paceline.checks import parse_yaml
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
+from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError, one_line
-from paceline.interrupts import SIGNALS
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.process.interrupts import SIGNALS
 from paceline.tasks.registry import EnvEntry
+from paceline.validation import parse_yaml
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True)
 class Gymnasium:
-    """How an environment is made, and many of it together."""
+    """Options of a Gymnasium environment."""
 
     options: tuple[str, ...] = ()
-    """KEY=VALUE for gymnasium.make, the value as in YAML; max_episode_steps=N sets the time limit."""
+    """KEY=VALUE arguments of gymnasium.make, values as in YAML. max_episode_steps=N sets the time limit."""
     vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
-    """One world after the other, a process for each world, or a vector environment of its own."""
+    """Step envs one after the other, each in its own process, or with the vector env that the package registers."""
     autoreset: Literal["next_step", "same_step"] = "next_step"
-    """When Gymnasium starts the next episode; what is learnt from is the same. A vector environment of its own decides
-    for itself."""
+    """Time at which Gymnasium resets an env. Learners get the same data. A registered vector env has its own mode."""
 
     def __post_init__(self) -> None:
         self.keywords()
 
     def keywords(self) -> dict[str, Any]:
-        """`options`, with their values."""
+        """Return `options` as keyword arguments."""
         found = {}
         for option in self.options:
             key, equals, value = option.partition("=")
@@ -60,7 +56,7 @@ class Gymnasium:
 
 
 def entry(name: str) -> EnvEntry:
-    """Of the environment that Gymnasium calls `name`; as there, module:ID imports the module that registers it."""
+    """Return the entry of the Gymnasium environment `name`, which is ID or module:ID."""
     _spec(name)
     return EnvEntry(
         Gymnasium,
@@ -68,44 +64,17 @@ def entry(name: str) -> EnvEntry:
         engine="gymnasium",
         make=partial(_make, name),
         drawn=partial(_make, name, render_mode="rgb_array"),
-        # Actions of -1 to 1 are the whole range, so less noise than usual is enough to explore it. In few worlds a
-        # learning rate that follows the policy's change grows too large: what has been learnt is lost again.
-        ppo=PpoConfig(
+        # Actions from -1 to 1 span the whole range, so a smaller action noise explores it. With few envs an adaptive
+        # learning rate grows too large, and the policy collapses.
+        training=TrainingSettings(
             horizon=128,
             minibatches=8,
-            hidden=(64, 64),
+            hidden_layers=(64, 64),
             activation="tanh",
             learning_rate=5e-4,
             desired_kl=0.0,
             entropy_weight=0.0,
             initial_std=0.5,
-        ),
-        rsl_rl=RslRlConfig(
-            num_steps_per_env=128,
-            num_mini_batches=8,
-            hidden_dims=(64, 64),
-            activation="tanh",
-            learning_rate=5e-4,
-            schedule="fixed",
-            entropy_coef=0.0,
-            init_std=0.5,
-        ),
-        rl_games=RlGamesConfig(
-            horizon_length=128,
-            minibatch_size_per_env=16,
-            units=(64, 64),
-            activation="tanh",
-            learning_rate=5e-4,
-            lr_schedule="none",
-        ),
-        skrl=SkrlConfig(
-            rollouts=128,
-            mini_batches=8,
-            layers=(64, 64),
-            activations="tanh",
-            initial_log_std=-0.7,
-            learning_rate=5e-4,
-            learning_rate_scheduler="none",
         ),
         cpu_envs=32,
         gpu_envs=32,
@@ -118,7 +87,7 @@ def _make(
     num_envs: int,
     device: torch.device,
     seed: int,
-    first_world: int,
+    first_env: int,
     render_mode: str | None = None,
 ) -> GymnasiumEnv:
     import gymnasium
@@ -126,11 +95,11 @@ def _make(
 
     spec, mode = _spec(name), options.vectorization
     if render_mode and spec.entry_point:
-        # A world in another process, or in a batch, does not say how to draw it alone.
+        # An env in another process or in a batch cannot be rendered alone.
         mode = "sync"
     keywords: dict[str, Any] = options.keywords() | ({"render_mode": render_mode} if render_mode else {})
     if mode != "vector_entry_point":
-        # The checker is for those who write an env; it doubles the time of a step.
+        # The checker is for authors of environments and doubles the time of a step.
         keywords = {"disable_env_checker": True, "max_episode_steps": time_limit(spec) or EPISODE_STEPS} | keywords
         vector: dict[str, Any] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
         if mode == "async":
@@ -139,19 +108,19 @@ def _make(
             vector |= {"context": _fork_server(spec), "worker": run_worker}
         keywords["vector_kwargs"] = vector
     elif spec.vector_entry_point is None:
-        raise UserError(f"--env.vectorization {mode}: {name} has no vector environment of its own; use sync or async")
+        raise UserError(f"--env.vectorization {mode}: {name} registers no vector environment; use sync or async")
     try:
         with _imports_as_here(), _signals_blocked():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
         if mode == "async":
-            # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them: close their pipes
-            # first.
+            # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them. They end when their
+            # pipes are closed.
             util.Finalize(None, _close_pipes, args=(cast("Any", envs).parent_pipes,), exitpriority=0)
-        return GymnasiumEnv(envs, device, seed, first_world)
+        return GymnasiumEnv(envs, device, seed, first_env)
     except UserError:
         raise
     except Exception as error:
-        # Each env's author raises what they like about what it was made with.
+        # Environments raise their own errors for their arguments.
         given = f" with {' '.join(options.options)}" if options.options else ""
         raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {one_line(error)}") from error
 
@@ -176,7 +145,7 @@ def _spec(name: str) -> Any:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(
             f"Gymnasium has no environment {known!r}: {hint}gymnasium.pprint_registry() lists them; "
-            "one of another package is gymnasium:MODULE:ID, where importing MODULE registers it"
+            "for another package use gymnasium:MODULE:ID, where importing MODULE registers the environment"
         ) from None
 
 
@@ -184,7 +153,7 @@ def _import(module: str, name: str) -> None:
     try:
         import_module(module)
     except (Exception, SystemExit) as error:
-        # Each module raises its own errors, and some end the process.
+        # Modules raise their own errors, and some end the process.
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
         hint = "; install it, or add its directory to PYTHONPATH: the current directory is not searched"
         raise UserError(
@@ -194,18 +163,18 @@ def _import(module: str, name: str) -> None:
 
 
 def _fork_server(spec: Any) -> str:
-    """How worlds in processes of their own start: forked from a process that has no threads. This one has, and a world
-    that is forked while one of them holds a lock waits for ever."""
-    # Imported there once, not in every world.
+    """Return the start method of env processes, which is to fork them from a process without threads. This process has
+    threads, and an env that is forked while one of them holds a lock would wait forever."""
+    # Imported once in the fork server, not in every env.
     place = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
-    own = "paceline.env.gymnasium_worker"
-    multiprocessing.set_forkserver_preload(["gymnasium", own, *filter(None, [place.split(":")[0]])])
+    worker = "paceline.env.gymnasium_worker"
+    multiprocessing.set_forkserver_preload(["gymnasium", worker, *filter(None, [place.split(":")[0]])])
     return "forkserver"
 
 
 @contextmanager
 def _imports_as_here() -> Iterator[None]:
-    """Processes started inside have no current directory in front of their `sys.path`, where `python -c` puts it."""
+    """Keep the current directory out of `sys.path` of the processes that are started inside."""
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
     try:
@@ -219,8 +188,8 @@ def _imports_as_here() -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block `interrupts.SIGNALS` for the processes that are started inside: the process that env processes are forked
-    from, and Python's resource tracker. The trainer decides what a signal means."""
+    """Block `interrupts.SIGNALS` in the processes that are started inside: the fork server and Python's resource
+    tracker. Only the trainer handles signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         # Starting the resource tracker unblocks SIGINT and SIGTERM.

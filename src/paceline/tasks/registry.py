@@ -1,4 +1,4 @@
-"""Tasks by name: our own, and those that other installed packages register."""
+"""Table of tasks: the built-in ones, and those that other installed packages register."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -8,94 +8,83 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.checks import is_required
-from paceline.env.task import Task, TaskWithMemory
+from paceline.env.task import Task
+from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
-from paceline.settings import LEARNERS, Settings
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
+from paceline.validation import is_required
 
 ENTRY_POINTS = "paceline.tasks"
 
-# Imported when asked for, so that one task's needs are not everyone's.
-_OWN = {
-    "ant": "paceline.tasks.ant:ENTRY",
+# Imported on demand, so that a task's dependencies are needed only by that task.
+_BUILT_IN = {
+    "ant": "paceline.tasks.locomotion.ant:ENTRY",
     "cartpole": "paceline.tasks.cartpole:ENTRY",
-    "g1-velocity": "paceline.tasks.g1_velocity:ENTRY",
-    "go1-velocity": "paceline.tasks.go1_velocity:ENTRY",
-    "go1-velocity-rough": "paceline.tasks.go1_velocity_rough:ENTRY",
-    "humanoid": "paceline.tasks.humanoid:ENTRY",
+    "g1-velocity": "paceline.tasks.velocity.g1_velocity:ENTRY",
+    "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
+    "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",
+    "humanoid": "paceline.tasks.locomotion.humanoid:ENTRY",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
-# FAMILY:NAME is what a function makes of NAME.
+# FAMILY:NAME is made by a function of NAME.
 _FAMILIES = {"gymnasium": "paceline.tasks.gymnasium:entry"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a task's name stands for, and the settings it trains well with."""
+    """A registered task."""
 
     task: type[Any]
-    """A frozen dataclass; its fields are the options `--env.NAME`."""
+    """Frozen dataclass whose fields are the options `--env.NAME`."""
     summary: str
     """One line for `paceline tasks`."""
-    ppo: PpoConfig = field(default_factory=PpoConfig)
-    rsl_rl: RslRlConfig = field(default_factory=RslRlConfig)
-    rl_games: RlGamesConfig = field(default_factory=RlGamesConfig)
-    skrl: SkrlConfig = field(default_factory=SkrlConfig)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    """Training settings for all learners."""
     max_iterations: int = 300
+    """Default number of iterations."""
     cpu_envs: int = 256
-    """Worlds per rank by default, on a CPU."""
+    """Default number of envs per rank on a CPU."""
     gpu_envs: int = 4096
-    """Worlds per rank by default, on a GPU."""
-
-    def settings(self, learner: str) -> Settings:
-        """The task's, for a learner."""
-        if learner not in LEARNERS:
-            raise unknown("learner", learner, LEARNERS)
-        return getattr(self, LEARNERS[learner].settings.flags.replace("-", "_"))
+    """Default number of envs per rank on a GPU."""
 
 
 @dataclass(frozen=True)
 class TaskEntry(Entry):
-    """A task for our engines."""
+    """A task that runs in `RobotEnv`."""
 
-    task: type[Task] | type[TaskWithMemory]
+    task: type[Task]
 
 
 class MakeEnv(Protocol):
-    """Makes an env from an instance of `Entry.task`; the class of the env itself may be one."""
+    """Function, or class of an env, that makes an env from an instance of `Entry.task`."""
 
-    def __call__(self, options: Any, /, num_envs: int, device: torch.device, seed: int, first_world: int) -> VecEnv: ...
+    def __call__(self, options: Any, /, num_envs: int, device: torch.device, seed: int, first_env: int) -> VecEnv: ...
 
 
 @dataclass(frozen=True)
 class EnvEntry(Entry):
-    """An env that is complete: another simulator's, with its own dynamics, rewards and resets."""
+    """A complete env of another simulator, with its own dynamics, rewards and resets."""
 
     make: MakeEnv = field(kw_only=True)
     engine: str = field(kw_only=True)
-    """What the run's result says of it."""
+    """Name of the engine in result.json."""
     drawn: MakeEnv | None = field(default=None, kw_only=True)
-    """Makes one that can be drawn, a `DrawnEnv`, for `paceline play`."""
+    """Makes a `RenderableEnv` for `paceline play`."""
 
 
 def names() -> list[str]:
-    return sorted({*_OWN, *_others()})
+    return sorted({*_BUILT_IN, *_others()})
 
 
 def is_name(word: str) -> bool:
-    """Whether a word of a command can be meant as a task; a family's members are not looked up for it."""
+    """Return whether an argument names a task. Members of a family are not looked up."""
     family, _, member = word.partition(":")
     return bool(family in _FAMILIES and member) or word in names()
 
 
 def find(name: str) -> TaskEntry | EnvEntry:
-    if name in _OWN:
-        return _load(_OWN[name])
+    if name in _BUILT_IN:
+        return _load(_BUILT_IN[name])
     family, _, member = name.partition(":")
     if family in _FAMILIES and member:
         return _load(_FAMILIES[family])(member)
@@ -117,7 +106,7 @@ def find(name: str) -> TaskEntry | EnvEntry:
 
 
 def _check_entry(entry: Entry, source: str) -> None:
-    """Refuse a class whose fields cannot be options, and settings of another learner."""
+    """Raise UserError if the class has fields that cannot be options, or if the training settings are invalid."""
     task = entry.task
     if not isinstance(task, type):
         raise UserError(f"{source}: its task is {task!r}, but must be a class: give TaskEntry the class itself")
@@ -127,20 +116,18 @@ def _check_entry(entry: Entry, source: str) -> None:
     without = [field.name for field in dataclasses.fields(task) if is_required(field)]
     if without:
         raise UserError(f"{source}: class {task.__name__} has no default for {', '.join(without)}: give it one")
-    for kind in {learner.settings for learner in LEARNERS.values()}:
-        name = kind.flags.replace("-", "_")
-        if not isinstance(getattr(entry, name), kind):
-            raise UserError(f"{source}: {name} is {getattr(entry, name)!r}, but must be a {kind.__name__}")
+    if not isinstance(entry.training, TrainingSettings):
+        raise UserError(f"{source}: training is {entry.training!r}, but must be a TrainingSettings")
 
 
 def _load(place: str) -> Any:
-    """What stands at module:attribute."""
+    """Return the object at module:attribute."""
     module, attribute = place.split(":")
     return getattr(import_module(module), attribute)
 
 
 def _others() -> dict[str, EntryPoint]:
-    """Other packages' tasks; a name that two of them claim would be a matter of luck, so it is refused."""
+    """Return the tasks of other packages. Raise UserError if two packages register the same name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=ENTRY_POINTS):
         rival = found.setdefault(point.name, point)

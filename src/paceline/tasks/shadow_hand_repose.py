@@ -1,212 +1,219 @@
-"""A hand turns the cube that lies on its palm until it lies as asked, then as asked next, and so on."""
+"""A hand turns a cube on its palm to one goal rotation after the other."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import mujoco
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from paceline import rotations
-from paceline.checks import above_zero, finite_options, not_negative, options, physics_rate, within_unit
-from paceline.env.task import Command, Start, Worlds
+from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
+from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
-from paceline.settings.ppo import PpoConfig
-from paceline.settings.rl_games import RlGamesConfig
-from paceline.settings.rsl_rl import RslRlConfig
-from paceline.settings.skrl import SkrlConfig
 from paceline.tasks.registry import TaskEntry
+from paceline.tensors import rotations
+from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval, check_options
 
 _JOINTS = len(shadow_hand.JOINTS)
-# Of `qpos` and `qvel`: the hand's joints come first, then the cube.
-_PLACE, _ROTATION, _VELOCITY = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None), slice(_JOINTS, _JOINTS + 3)
-# The cube is lower when it lies on the palm than where it is let go.
-_LIES_LOWER = 0.04
-_HIDDEN = (512, 256, 128)
+# Columns of the cube in `qpos` and `qvel`, after the joints of the hand.
+_CUBE_POS, _CUBE_ROTATION = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None)
+_CUBE_VEL = slice(_JOINTS, _JOINTS + 3)
+_DROP_HEIGHT = 0.04
+"""Height from which the cube is dropped onto the palm, m."""
 
 
 @dataclass(frozen=True)
-class ShadowHandRepose:
-    """Observations, rewards and limits as in Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
+class ShadowHandRewards:
+    """Weights of the reward terms. All are multiplied by reward-scale."""
+
+    distance: float = -10.0
+    """Weight of the distance of the cube from its place on the palm, m."""
+    rotation: float = 1.0
+    """Weight of 1 / (a + 0.1) for the angle a between the cube and its goal, rad."""
+    action: float = -2e-4
+    """Weight of the sum of squared actions."""
+    success: float = 250.0
+    """Reward for a goal that is reached."""
+    fall: float = 0.0
+    """Reward for a fall of the cube."""
+
+
+@dataclass(frozen=True)
+class ShadowHandRepose(Task):
+    """Observations, rewards and limits of Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
 
     episode_seconds: float = 10.0
+    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    physics_hz: float = 120.0
-    """Physics steps per second."""
-    policy_sees: Literal["state", "fingertips"] = "state"
-    """All 157 numbers, or the 42 of them that cameras could tell: the fingertips' and the cube's place, its rotation
-    from the goal's, and the latest action. The critic sees all in either case, and the forces at the fingertips."""
-    tolerance: float = 0.1
-    """A goal is reached when the cube's rotation is no further off; radians."""
-    new_target: float = 1.0
-    """How much of an action takes effect at once; the rest of the joints' targets stays as it was. After a
-    reset that is zero for all joints, wherever they start."""
-    fall_distance: float = 0.24
-    """From where the cube should be, metres; at it the episode ends."""
-    fall_penalty: float = 0.0
-    """For a fall, once."""
-    success_bonus: float = 250.0
-    """For a goal that is reached."""
-    reward_scale: float = 0.01
-    """What all rewards are multiplied by."""
-    start_place: float = 0.01
-    """How far off the cube starts along each axis, at most; metres."""
-    start_angles: float = 0.2
-    """The joints start within this part of their ranges, about zero."""
+    """Number of physics steps per control step, at least 1."""
+    physics_hz: PhysicsRate = 120.0
+    """Physics steps per second, 1 to 100000."""
+    policy_observations: Literal["state", "fingertips"] = "state"
+    """Observations of the policy: all 157 numbers of the state, or 42 that cameras could provide, which are the
+    positions of fingertips and cube, the rotation from cube to goal, and the latest action. The critic observes the
+    state and the forces on the fingertips in both cases."""
+    success_tolerance: Positive = 0.1
+    """Maximum angle between the cube and its goal at which the goal is reached, rad; above 0."""
+    action_moving_average: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Weight of the newest action in the moving average that the joint targets follow, above 0 to 1. After a reset the
+    targets are zero."""
+    fall_distance: Positive = 0.24
+    """Distance of the cube from its place on the palm at which the episode ends, m; above 0."""
+    reward_scale: Positive = 0.01
+    """Factor of all rewards, above 0."""
+    reset_position_noise: NonNegative = 0.01
+    """Maximum offset of the initial position of the cube along each axis, m; at least 0."""
+    reset_joint_pos_noise: UnitInterval = 0.2
+    """Fraction of the joint ranges from which the initial joint angles are sampled, 0 to 1."""
+    rewards: ShadowHandRewards = field(default_factory=ShadowHandRewards)
 
-    actions = len(shadow_hand.MOTORS)
-    reset_numbers = 3 + 2 + 2 + _JOINTS
-    step_numbers = 2
+    num_actions = len(shadow_hand.ACTUATED_JOINTS)
+    num_reset_samples = 3 + 2 + 2 + _JOINTS
+    num_step_samples = 2
 
     def __post_init__(self) -> None:
-        options(above_zero, self, "tolerance", "fall_distance", "reward_scale", "new_target")
-        options(physics_rate, self, "physics_hz")
-        finite_options(self)
-        options(within_unit, self, "new_target", "start_angles")
-        options(not_negative, self, "fall_penalty", "success_bonus", "start_place")
+        check_options(self)
 
     def model(self) -> mujoco.MjModel:
         return shadow_hand.scene(self.physics_hz).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
-        motors = [ranges[joint] for joint in shadow_hand.MOTORS]
+        motors = [ranges[joint] for joint in shadow_hand.ACTUATED_JOINTS]
         x, y, z = shadow_hand.CUBE.start
         return {
-            "low": tuple(low for low, _ in ranges.values()),
-            "width": tuple(high - low for low, high in ranges.values()),
-            "middle_target": tuple(0.5 * (low + high) for low, high in motors),
-            "half_target": tuple(0.5 * (high - low) for low, high in motors),
-            "start": (x, y, z),
-            "in_hand": (x, y, z - _LIES_LOWER),
+            "min_joint_pos": tuple(low for low, _ in ranges.values()),
+            "joint_range": tuple(high - low for low, high in ranges.values()),
+            "target_center": tuple(0.5 * (low + high) for low, high in motors),
+            "target_half_range": tuple(0.5 * (high - low) for low, high in motors),
+            "initial_cube_pos": (x, y, z),
+            "in_hand_pos": (x, y, z - _DROP_HEIGHT),
         }
 
-    def memory(self) -> dict[str, int]:
+    def state_spec(self) -> dict[str, int]:
+        # Goal rotation, angle from cube to goal in rad, whether the latest control step reached the goal, and the
+        # number of goals reached in this episode.
         return {"goal": 4, "angle": 1, "reached": 1, "successes": 1}
 
-    def start(self, worlds: Worlds, uniform: Tensor) -> Start:
-        place, rotation, goal, angles = uniform.split((3, 2, 2, _JOINTS), dim=1)
-        row = worlds.constants
-        nothing = torch.zeros_like(uniform[:, :1])
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        position, rotation, goal, joint_pos = uniform.split((3, 2, 2, _JOINTS), dim=1)
+        row = state.constants
         qpos = torch.cat(
             (
-                self.start_angles * (row["low"] + angles * row["width"]),
-                row["start"] + self.start_place * (2.0 * place - 1.0),
-                _rotation(rotation),
+                self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"]),
+                row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0),
+                _random_rotation(rotation),
             ),
             dim=1,
         )
-        return Start(qpos, torch.zeros_like(worlds.qvel), {"goal": _rotation(goal), "successes": nothing})
+        task_state = {"goal": _random_rotation(goal), "successes": torch.zeros_like(uniform[:, :1])}
+        return ResetState(qpos, torch.zeros_like(state.qvel), task_state)
 
-    def advance(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
+    def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
         # Computed once for reward, metrics and `resample`.
-        off = rotations.difference(worlds.qpos[:, _ROTATION], worlds.memory["goal"])
-        angle = rotations.angle(off).unsqueeze(1)
-        reached = angle <= self.tolerance
-        return {"angle": angle, "reached": reached.float(), "successes": worlds.memory["successes"] + reached}
+        difference = rotations.difference(state.qpos[:, _CUBE_ROTATION], state.task_state["goal"])
+        angle = rotations.angle(difference).unsqueeze(1)
+        reached = angle <= self.success_tolerance
+        return {"angle": angle, "reached": reached.float(), "successes": state.task_state["successes"] + reached}
 
-    def resample(self, worlds: Worlds, uniform: Tensor) -> dict[str, Tensor]:
-        reached = worlds.memory["reached"] > 0.0
-        return {"goal": torch.where(reached, _rotation(uniform), worlds.memory["goal"])}
+    def resample(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        reached = state.task_state["reached"] > 0.0
+        return {"goal": torch.where(reached, _random_rotation(uniform), state.task_state["goal"])}
 
-    def control(self, worlds: Worlds) -> Tensor:
-        row = worlds.constants
-        target = row["middle_target"] + row["half_target"] * worlds.action.clamp(-1.0, 1.0)
-        return worlds.sim.ctrl + self.new_target * (target - worlds.sim.ctrl)
+    def control(self, state: EnvState) -> Tensor:
+        row = state.constants
+        target = row["target_center"] + row["target_half_range"] * state.action.clamp(-1.0, 1.0)
+        return state.sim.ctrl + self.action_moving_average * (target - state.sim.ctrl)
 
-    def observe(self, worlds: Worlds) -> dict[str, Tensor]:
-        row, goal, (place, rotation) = worlds.constants, worlds.memory["goal"], self._cube(worlds)
-        action, off = worlds.action.clamp(-1.0, 1.0), rotations.difference(rotation, goal)
-        fingertips = _fingertips(worlds, "position")
-        state = (
-            2.0 * (worlds.qpos[:, :_JOINTS] - row["low"]) / row["width"] - 1.0,
-            0.2 * worlds.qvel[:, :_JOINTS],
-            place,
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        row, goal = state.constants, state.task_state["goal"]
+        position, rotation = state.qpos[:, _CUBE_POS], state.qpos[:, _CUBE_ROTATION]
+        action, to_goal = state.action.clamp(-1.0, 1.0), rotations.difference(rotation, goal)
+        fingertips = _fingertips(state, "position")
+        full = (
+            2.0 * (state.qpos[:, :_JOINTS] - row["min_joint_pos"]) / row["joint_range"] - 1.0,
+            0.2 * state.qvel[:, :_JOINTS],
+            position,
             rotation,
-            worlds.qvel[:, _VELOCITY],
-            0.2 * worlds.sensor("cube_spin"),
-            row["in_hand"].expand_as(place),
+            state.qvel[:, _CUBE_VEL],
+            0.2 * state.sensor("cube_spin"),
+            row["in_hand_pos"].expand_as(position),
             goal,
-            off,
+            to_goal,
             fingertips,
-            _fingertips(worlds, "rotation"),
-            _fingertips(worlds, "velocity"),
-            _fingertips(worlds, "spin"),
+            _fingertips(state, "rotation"),
+            _fingertips(state, "velocity"),
+            _fingertips(state, "spin"),
             action,
         )
-        seen = state if self.policy_sees == "state" else (fingertips, place, off, action)
+        policy = full if self.policy_observations == "state" else (fingertips, position, to_goal, action)
         return {
-            "policy": torch.cat(seen, dim=1),
-            "critic": torch.cat((*state, _fingertips(worlds, "wrench")), dim=1),
+            "policy": torch.cat(policy, dim=1),
+            "critic": torch.cat((*full, _fingertips(state, "wrench")), dim=1),
         }
 
-    def terminated(self, worlds: Worlds) -> Tensor:
-        return self._distance(worlds) >= self.fall_distance
+    def terminated(self, state: EnvState) -> Tensor:
+        return _distance(state) >= self.fall_distance
 
-    def reward(self, worlds: Worlds, terminated: Tensor) -> dict[str, Tensor]:
-        each = {
-            "distance": -10.0 * self._distance(worlds),
-            "rotation": 1.0 / (worlds.memory["angle"][:, 0] + 0.1),
-            "effort": -2e-4 * worlds.action.square().sum(1),
-            "success": self.success_bonus * worlds.memory["reached"][:, 0],
-            "fall": -self.fall_penalty * terminated.float(),
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        weights = self.rewards
+        terms = {
+            "distance": weights.distance * _distance(state),
+            "rotation": weights.rotation * (1.0 / (state.task_state["angle"][:, 0] + 0.1)),
+            "action": weights.action * state.action.square().sum(1),
+            "success": weights.success * state.task_state["reached"][:, 0],
+            "fall": weights.fall * terminated.float(),
         }
-        return {name: self.reward_scale * term for name, term in each.items()}
+        return {name: self.reward_scale * term for name, term in terms.items()}
 
-    def measure(self, worlds: Worlds) -> dict[str, Tensor]:
-        """Successes are those of a whole episode, one after the other without a fall."""
-        memory = worlds.memory
-        # So that the mean over an episode's steps is its last count: up to step t, these add up to t times the count.
-        successes = memory["successes"] + memory["reached"] * (worlds.episode_step - 1).unsqueeze(1)
-        return {"successes": successes[:, 0], "angle_to_goal": memory["angle"][:, 0]}
+    def metrics(self, state: EnvState) -> dict[str, Tensor]:
+        values = state.task_state
+        # The mean over the steps of an episode is to be its number of successes: up to step t these add up to t times
+        # the number so far.
+        successes = values["successes"] + values["reached"] * (state.episode_step - 1).unsqueeze(1)
+        return {"successes": successes[:, 0], "angle_to_goal": values["angle"][:, 0]}
 
-    def shown(self, worlds: Worlds) -> Command:
-        return Command({}, rotation=worlds.memory["goal"])
-
-    def _cube(self, worlds: Worlds) -> tuple[Tensor, Tensor]:
-        return worlds.qpos[:, _PLACE], worlds.qpos[:, _ROTATION]
-
-    def _distance(self, worlds: Worlds) -> Tensor:
-        return (worlds.qpos[:, _PLACE] - worlds.constants["in_hand"]).norm(dim=1)
+    def command_display(self, state: EnvState) -> CommandDisplay:
+        return CommandDisplay({}, rotation=state.task_state["goal"])
 
 
-def _rotation(uniform: Tensor) -> Tensor:
-    """Any at all would do; this is how the published task draws cube and goal, from [world, 2]."""
+def _distance(state: EnvState) -> Tensor:
+    """Return the distance of the cube from its place on the palm, m, [env]."""
+    return (state.qpos[:, _CUBE_POS] - state.constants["in_hand_pos"]).norm(dim=1)
+
+
+def _random_rotation(uniform: Tensor) -> Tensor:
+    """Return rotations from samples [env, 2], distributed as in the published task."""
     x, y = (math.pi * (2.0 * uniform - 1.0)).unbind(1)
     return rotations.about_x_after_y(x, y)
 
 
-def _fingertips(worlds: Worlds, kind: str) -> Tensor:
-    """Sensors of one kind, of all fingers; they stand side by side."""
+def _fingertips(state: EnvState, kind: str) -> Tensor:
+    """Return the sensors of one kind of all fingers, which have adjacent columns, [env, n]."""
     first, last = shadow_hand.FINGERS[0], shadow_hand.FINGERS[-1]
-    return worlds.sim.sensordata[:, worlds.sensors[f"{first}_{kind}"].start : worlds.sensors[f"{last}_{kind}"].stop]
+    return state.sim.sensordata[:, state.sensors[f"{first}_{kind}"].start : state.sensors[f"{last}_{kind}"].stop]
 
 
 ENTRY = TaskEntry(
     ShadowHandRepose,
     summary="a Shadow Hand turns a cube on its palm to one given rotation after another",
-    ppo=PpoConfig(
+    training=TrainingSettings(
         horizon=16,
-        epochs=5,
-        minibatches=4,
-        hidden=_HIDDEN,
+        hidden_layers=(512, 256, 128),
         learning_rate=5e-4,
         desired_kl=0.016,
-        entropy_weight=0.005,
+        overrides={
+            "rl_games": {
+                "bounds_loss_coef": 1e-4,
+                "critic_coef": 4.0,
+                "entropy_coef": 0.0,
+                "schedule_type": "standard",
+            },
+            "skrl": {"entropy_loss_scale": 0.0},
+        },
     ),
-    rsl_rl=RslRlConfig(num_steps_per_env=16, hidden_dims=_HIDDEN, learning_rate=5e-4, desired_kl=0.016),
-    rl_games=RlGamesConfig(
-        horizon_length=16,
-        minibatch_size_per_env=4,
-        units=_HIDDEN,
-        learning_rate=5e-4,
-        schedule_type="standard",
-        kl_threshold=0.016,
-        critic_coef=4.0,
-        bounds_loss_coef=1e-4,
-    ),
-    skrl=SkrlConfig(rollouts=16, layers=_HIDDEN, learning_rate=5e-4, kl_threshold=0.016),
     max_iterations=3000,
     cpu_envs=512,
     gpu_envs=8192,

@@ -1,4 +1,4 @@
-"""The fast path: proximal policy optimisation without a host in the loop."""
+"""Native PPO, which runs without host syncs."""
 
 from paceline.learners.ppo.ppo import Ppo
 

@@ -1,0 +1,67 @@
+"""Entry point of the command line: choose the command and turn errors into exit codes."""
+
+import os
+import sys
+from importlib import import_module
+
+from rich.console import Console
+
+from paceline import __version__
+from paceline.errors import UserError, unknown
+from paceline.process import streams
+
+# Each command is a module of this package with a function `run(argv, console) -> exit code`.
+_COMMANDS = ("train", "tasks", "play", "export", "doctor")
+
+OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJoCo environments.
+
+  paceline train TASK     Train a policy, or continue a run with --resume RUN.
+  paceline tasks          List the tasks.
+  paceline play RUN       Record a video of a trained policy.
+  paceline export RUN     Export a trained policy as ONNX or TorchScript.
+  paceline doctor         Check this machine before training.
+
+`paceline COMMAND --help` lists the options of a command.
+To start, run `paceline train cartpole`.
+"""
+
+
+def main() -> int:
+    """Run the command in `sys.argv` and return the exit code."""
+    # OpenMP threads spin for a short time only, because the physics needs their cores between two torch operations.
+    # torch reads the variable when it is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    output = streams.install()
+    argv = sys.argv[1:]
+    try:
+        code = _dispatch(argv)
+    except UserError as error:
+        if argv[0] == "train":
+            from paceline.cli.train import report_refusal
+
+            report_refusal(error)
+        else:
+            print(f"paceline: {error}", file=sys.stderr)
+        code = 2
+    except SystemExit as end:
+        # A help page was printed.
+        code = int(end.code or 0)
+    sys.stdout.flush()
+    # Training continues without its output. A reader that closes the pipe has read enough.
+    if output.error and argv[:1] != ["train"] and not isinstance(output.error, BrokenPipeError):
+        print(f"paceline: cannot write to standard output: {output.error.strerror}", file=sys.stderr)
+        code = code or 1
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(OVERVIEW, end="")
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(__version__)
+        return 0
+    if argv[0] not in _COMMANDS:
+        raise unknown("command", argv[0], _COMMANDS)
+    command = import_module(f"paceline.cli.{argv[0]}")
+    return command.run(argv[1:], Console(highlight=False, soft_wrap=True))

@@ -1,0 +1,1 @@
+"""Facts about CPUs and GPUs."""

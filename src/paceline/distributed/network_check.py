@@ -1,0 +1,120 @@
+"""Measure the connection between ranks: reach the main rank, name the ranks that are missing, time collectives."""
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
+
+T = TypeVar("T")
+
+_LARGE_BYTES = 4 * 2**20
+
+
+class AllReduceTiming(NamedTuple):
+    """Result of `time_all_reduce` on one rank."""
+
+    backend: str
+    latency: float
+    """Median time to sum one number, seconds."""
+    bandwidth: float
+    """Bytes per second when 4 MiB are summed."""
+    correct: bool
+    """True if all sums were correct."""
+
+
+def time_all_reduce(group: Group) -> AllReduceTiming:
+    """Sum numbers over all ranks and compare the sums with the expected values."""
+    device, size = group.rank.device, group.size
+    # The sums of small integers are exact. They vary over the tensor, so that a misplaced part is detected.
+    ramp = torch.arange(_LARGE_BYTES // 4, device=device).remainder(7).float()
+    correct = True
+
+    def seconds(numbers: Tensor) -> float:
+        nonlocal correct
+        tensor = numbers * (group.rank.index + 1)
+        tensor[0].item()  # synchronizes with the device
+        started = time.perf_counter()
+        group.sum_(tensor)[0].item()
+        elapsed = time.perf_counter() - started
+        correct &= torch.equal(tensor, numbers * (size * (size + 1) // 2))
+        return elapsed
+
+    # The first calls set up connections and are not counted.
+    latency = statistics.median([seconds(ramp[1:2]) for _ in range(23)][3:])
+    bandwidth = _LARGE_BYTES / statistics.median([seconds(ramp) for _ in range(6)][1:])
+    return AllReduceTiming(group.backend, latency, bandwidth, correct)
+
+
+def connect(host: str, port: int, deadline: float) -> tuple[str, float]:
+    """Connect to a port and return the address of the host and the time it took, seconds. Retry until the deadline,
+    then raise OSError."""
+    while True:
+        started = time.monotonic()
+        try:
+            with socket.create_connection((host, port), timeout=max(0.1, deadline - started)) as connection:
+                return str(connection.getpeername()[0]), time.monotonic() - started
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.1)
+
+
+def register(rank: Rank, host: str, port: int, deadline: float) -> Store | None:
+    """Write this rank into the store of the main rank, so that `missing_ranks` can name the others."""
+    try:
+        timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        store = dist.TCPStore(host, port, wait_for_workers=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
+        store.set(f"doctor/{rank.index}", rank.host)
+    except RuntimeError:
+        return None
+    return store
+
+
+def missing_ranks(store: Store | None, world_size: int) -> list[int]:
+    """Return the ranks that have not registered; an empty list if the store cannot be read."""
+    try:
+        return [index for index in range(world_size) if store and not store.check([f"doctor/{index}"])]
+    except RuntimeError:
+        return []
+
+
+def is_loopback(address: str | None) -> bool:
+    return address is not None and ip_address(address.partition("%")[0]).is_loopback
+
+
+def missing_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
+    """Return the interfaces in the value of a variable that do not exist. Gloo takes names and needs all of them. NCCL
+    takes prefixes, of which one must match; exact names after "="; excluded prefixes after "^"."""
+    words = [word for word in value.removeprefix("=").split(",") if word]
+    if variable.startswith("GLOO"):
+        return [word for word in words if word not in names]
+    matches = str.__eq__ if value.startswith("=") else str.startswith
+    found = value.startswith("^") or any(matches(name, word) for name in names for word in words)
+    return [] if found else words
+
+
+def in_background(work: Callable[[], T]) -> "Future[T]":
+    """Run a function that may never return in a daemon thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="doctor").start()
+    return future

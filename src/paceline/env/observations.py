@@ -1,0 +1,71 @@
+"""History and delay of the observations of the policy."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import UserError
+
+MAX_HISTORY_STEPS = 1000
+"""Limit of history and of delay, in control steps."""
+
+
+def is_valid_delay(delay: Any) -> bool:
+    """Return whether a value is a minimum and a maximum delay in control steps."""
+    whole = isinstance(delay, tuple) and len(delay) == 2 and all(isinstance(steps, int) for steps in delay)
+    return whole and 0 <= delay[0] <= delay[1] <= MAX_HISTORY_STEPS
+
+
+class ObservationHistory:
+    """The latest observations of the group "policy", and the delay of each env."""
+
+    def __init__(self, history: int, delay: tuple[int, int], obs: Tensor):
+        self._min_delay, self._max_delay = delay
+        self.samples_delay = self._min_delay < self._max_delay
+        self._offsets = torch.arange(history, device=obs.device)
+        self._delay = torch.full((len(obs),), self._min_delay, device=obs.device)
+        # [env, step, ...], newest last.
+        self._buffer = torch.stack([obs] * (history + self._max_delay), dim=1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"observation_history/delay": self._delay, "observation_history/buffer": self._buffer}
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Raise UserError if `state` has another history or delay."""
+        buffer, delay = state.get("observation_history/buffer"), state.get("observation_history/delay")
+        same_shape = buffer is not None and buffer.shape[1:] == self._buffer.shape[1:]
+        if not same_shape or delay is None or not bool(((delay >= self._min_delay) & (delay <= self._max_delay)).all()):
+            raise UserError(
+                f"the envs of the run do not stack {len(self._offsets)} observations with a delay of "
+                f"{self._min_delay} to {self._max_delay} control steps: resume with the history and the delay that the "
+                "run has"
+            )
+
+    def reset(self, mask: Tensor, uniform: Tensor) -> None:
+        """Sample the delay of the envs in `mask`, bool [env], from `uniform` [env, 1]."""
+        if self.samples_delay:
+            delay = self._min_delay + (uniform[:, 0] * (self._max_delay - self._min_delay + 1)).long()
+            self._delay.copy_(torch.where(mask, delay, self._delay))
+
+    def append(self, obs: Tensor, first: Tensor) -> Tensor:
+        """Store `obs` and return the observation of the policy. In the envs of `first`, bool [env], an episode starts:
+        `obs` replaces the whole history."""
+        buffer = self.with_newest(obs)
+        buffer = torch.where(first.view(-1, *[1] * obs.dim()), obs.unsqueeze(1), buffer)
+        self._buffer.copy_(buffer)
+        return self.stacked(buffer)
+
+    def with_newest(self, obs: Tensor) -> Tensor:
+        """Return the buffer that `obs` would lead to, without storing it."""
+        return torch.cat((self._buffer[:, 1:], obs.unsqueeze(1)), dim=1)
+
+    def stacked(self, buffer: Tensor | None = None) -> Tensor:
+        """Return the delayed observations side by side, [env, history * n]; for images, [env, history * channels,
+        ...]."""
+        buffer = self._buffer if buffer is None else buffer
+        if not self.samples_delay:
+            return buffer[:, : len(self._offsets)].flatten(1, 2)
+        index = (self._max_delay - self._delay)[:, None] + self._offsets
+        index = index.view(*index.shape, *[1] * (buffer.dim() - 2)).expand(-1, -1, *buffer.shape[2:])
+        return buffer.gather(1, index).flatten(1, 2)

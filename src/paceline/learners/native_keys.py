@@ -1,0 +1,65 @@
+"""Kinds of keys in the configuration files of RSL-RL, RL-Games and skrl."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEEP = object()
+"""Value of a key that leaves the setting unchanged."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Key that sets a setting of the learner. Several keys of one setting must agree."""
+
+    name: str
+    words: Mapping[Any, Any] | None = None
+    """Allowed values of the key and the values of the setting that they mean; by default any value of its type."""
+    null: Any = None
+    """Value of the setting that null means; by default null is an error."""
+    unless: str = ""
+    """Name of a key of the same group that takes precedence over this one."""
+
+
+@dataclass(frozen=True)
+class RunOption:
+    """Key that sets an option of the run."""
+
+    name: str
+    least: int = 1
+    """Smallest value that sets the option. A smaller one, such as -1, leaves the option unset."""
+    in_steps: bool = False
+    """True if the key counts steps per env; the option counts iterations."""
+    unset: tuple[str, ...] = ()
+    """Values that leave the option unset as well."""
+    setting: str = ""
+    """Setting of the learner that the key sets as well."""
+
+
+class Only:
+    """Key of which Paceline supports only these values, usually the default. Without values the key is an error."""
+
+    def __init__(self, *values: Any, remedy: str = ""):
+        self.values, self.remedy = values, remedy
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Key without effect, because Paceline does this itself. It is listed at the start of a run."""
+
+    note: str = ""
+
+
+Key = Setting | RunOption | Only | Ours
+
+Group = Mapping[str, Any]
+"""Keys and groups of keys by name."""
+
+
+def same(*names: str) -> dict[str, Key]:
+    """Return keys that set the settings of the same names."""
+    return {name: Setting(name) for name in names}
+
+
+def ours(*names: str) -> dict[str, Key]:
+    return {name: Ours() for name in names}

@@ -1,0 +1,109 @@
+"""Networks that learners share, and the module that a trained policy is deployed as."""
+
+import copy
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+INPLACE_ACTIVATIONS = {nn.ELU: functional.elu_, nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
+"""Functions that apply the activation of a module in place."""
+
+
+def _activation(name: str) -> nn.Module:
+    # In place, because the gradient of ELU is then computed from its output, without a second exponential.
+    return {"elu": nn.ELU(inplace=True), "relu": nn.ReLU(inplace=True), "tanh": nn.Tanh()}[name]
+
+
+def mlp(
+    inputs: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    activation: str,
+    last_gain: float,
+    generator: torch.Generator,
+) -> nn.Sequential:
+    """Return a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
+    layers: list[nn.Module] = []
+    widths = (inputs, *hidden, outputs)
+    for i, (before, after) in enumerate(pairwise(widths)):
+        linear = nn.Linear(before, after)
+        last = i == len(hidden)
+        nn.init.orthogonal_(linear.weight, last_gain if last else math.sqrt(2.0), generator=generator)
+        nn.init.zeros_(linear.bias)
+        layers += [linear] if last else [linear, _activation(activation)]
+    return nn.Sequential(*layers)
+
+
+def eager_forward(network: nn.Sequential) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes `network`, made by `mlp`, without the overhead of module calls, which is a third
+    of the time for few rows on a CPU."""
+    *hidden, last = [(layer.weight, layer.bias) for layer in network if isinstance(layer, nn.Linear)]
+    activate = INPLACE_ACTIVATIONS[type(network[1])]
+
+    def forward(x: Tensor) -> Tensor:
+        for weight, bias in hidden:
+            x = activate(functional.linear(x, weight, bias))
+        return functional.linear(x, *last)
+
+    return forward
+
+
+def forward_padded(network: nn.Sequential, x: Tensor) -> Tensor:
+    """Return the output of `network`, made by `mlp`, for rows that may have extra columns of zeros at the end."""
+    first = network[0]
+    assert isinstance(first, nn.Linear)
+    weight = functional.pad(first.weight, (0, x.shape[-1] - first.in_features))
+    return network[1:](functional.linear(x, weight, first.bias))
+
+
+def vector_input(obs: dict[str, Tensor], groups: tuple[str, ...]) -> Tensor:
+    """Concatenate the vectors of observation groups into the input of an MLP, [..., width]. An image group would be
+    encoded into a vector here."""
+    vectors = [obs[name] for name in groups]
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
+
+
+class Policy(nn.Module):
+    """Deterministic policy over a dict of observation groups: the mean action, on the CPU and without gradients.
+
+    `network` computes actions from the concatenated, raw vectors of `groups`, so it includes any normalization.
+    """
+
+    def __init__(self, network: nn.Module, groups: tuple[str, ...] = ("policy",)):
+        super().__init__()
+        self.network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
+        self.groups = groups
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        """Return actions [batch, actions]. Groups that the policy does not use may be present in `obs`."""
+        return self.network(vector_input(obs, self.groups))
+
+
+class ClippedNormalizer(nn.Module):
+    """Normalizes vectors and clips them at `limit` standard deviations, as the scaler of skrl does."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor, limit: float):
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+        self.limit = limit
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return ((obs - self.mean) / self.std).clamp(-self.limit, self.limit)
+
+
+def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:
+    """Return a copy of `network` that takes raw inputs: its first layer includes the normalization."""
+    folded = copy.deepcopy(network).cpu().requires_grad_(False)
+    first = folded[0]
+    assert isinstance(first, nn.Linear)
+    first.weight.div_(std.cpu())
+    first.bias.sub_(first.weight @ mean.cpu())
+    return folded

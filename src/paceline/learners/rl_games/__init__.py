@@ -1,0 +1,1 @@
+"""RL-Games' PPO."""

@@ -1,0 +1,269 @@
+"""RL-Games' continuous agent on Paceline's envs and ranks, without its runner and its distributed training."""
+
+import io
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from gymnasium.spaces import Box
+from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.algos_torch.running_mean_std import RunningMeanStd
+from rl_games.algos_torch.torch_ext import mean_list, policy_kl
+from rl_games.common.algo_observer import AlgoObserver
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import VecEnv
+from paceline.learners.networks import Policy
+from paceline.learners.optimizers import (
+    average_gradients,
+    broadcast_parameters,
+    load_optimizer_state,
+    optimizer_state,
+    set_learning_rate,
+)
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rollout import Clock, RolloutEnv, vector_widths
+from paceline.tensors.flat import pack, unpack
+from paceline.tensors.statistics import merge_, row_sums, standardize
+
+# Names of observation groups in RL-Games.
+_GROUP_NAMES = {"policy": "obs", "critic": "states"}
+
+
+class RlGames:
+    """Learner with a central value network for the observation group "critic" if the env has one."""
+
+    def __init__(self, env: VecEnv, config: RlGamesSettings, seed: int, group: Group):
+        self.env, self.config, self.iteration = env, config, 0
+        self._rollout_env = RolloutEnv(env, seed, group)
+        torch.manual_seed(seed)
+        self._agent = agent = _Agent(self._rollout_env, config)
+        self._networks: dict[str, nn.Module] = {"model": agent.model}
+        self._optimizers: dict[str, Optimizer] = {"model": agent.optimizer}
+        if agent.has_central_value:
+            self._networks["central_value"] = agent.central_value_net.model
+            self._optimizers["central_value"] = agent.central_value_net.optimizer
+        for network in self._networks.values():
+            broadcast_parameters(group, network.parameters())
+
+    def learn(self) -> dict[str, float]:
+        agent = self._agent
+        self._rollout_env.begin_iteration(self.iteration)
+        self._rollout_env.begin_rollout(self.config.horizon_length)
+        agent.clock = clock = Clock(self.env.device)
+        agent.reset_envs()
+        agent.update_epoch()
+        *_, surrogates, values, _bounds, entropies, divergences, _rate, _factor = agent.train_epoch()
+        clock.lap()
+        losses: dict[str, float | Tensor] = {
+            "loss/surrogate": mean_list(surrogates),
+            "loss/value": agent.central_loss if agent.has_central_value else mean_list(values),
+            "loss/entropy": mean_list(entropies),
+            "policy/kl": mean_list(divergences),
+            "policy/learning_rate": agent.last_lr,
+            "policy/std": agent.std(),
+        }
+        self.iteration += 1
+        return self._rollout_env.report(losses, clock)
+
+    def first_non_finite(self) -> str | None:
+        return self._rollout_env.first_non_finite()
+
+    def policy(self) -> Policy:
+        model = self._agent.model
+        normalizer = [model.running_mean_std] if self.config.normalize_input else []
+        return Policy(nn.Sequential(*normalizer, model.a2c_network.actor_mlp, model.a2c_network.mu))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "networks": {
+                name: {key: tensor.clone() for key, tensor in network.state_dict().items()}
+                for name, network in self._networks.items()
+            },
+            "optimizers": {name: optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
+            "iteration": self.iteration,
+            "envs": self.env.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.load_policy(state)
+        for name, network in self._networks.items():
+            network.load_state_dict(state["networks"][name])
+        for name, optimizer in self._optimizers.items():
+            load_optimizer_state(optimizer, state["optimizers"][name])
+        self._agent.continue_from(self.iteration)
+        self._rollout_env.load_state(state["envs"])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for optimizer in self._optimizers.values():
+            set_learning_rate(optimizer, learning_rate)
+        self._agent.continue_from(self.iteration)
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self._agent.model.load_state_dict(state["networks"]["model"])
+
+
+class _Agent(A2CAgent):
+    """Agent whose gradients, KL divergence, advantages and normalizers are those of the samples of all ranks."""
+
+    clock: Clock
+
+    def __init__(self, rollout_env: RolloutEnv, config: RlGamesSettings):
+        self._group, self._normalize_advantage = rollout_env.group, config.normalize_advantage
+        # RL-Games prints each part that it builds, and always opens a log.
+        with redirect_stdout(io.StringIO()), TemporaryDirectory(prefix="paceline_") as folder:
+            super().__init__("paceline", _parameters(rollout_env, config, folder))
+            cast("Any", self.writer).close()
+            self.writer = None
+            self._normalizers = self._replace_normalizers()
+        self.init_tensors()
+        self.central_loss = 0.0
+        max_norm = config.grad_norm if config.truncate_grads else None
+        self._gradient_hook = _GradientHook(self.optimizer, rollout_env, max_norm)
+        if self.has_central_value:
+            self.central_value_net.writter = None
+            _GradientHook(self.central_value_net.optimizer, rollout_env, max_norm)
+
+    def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
+        self.clock.lap()
+        values, returns = batch_dict["values"], batch_dict["returns"]
+        advantages = (returns - values).sum(1)
+        rows = {
+            "obses": batch_dict["obses"],
+            "states": batch_dict.get("states"),
+            "values": torch.cat((values, returns)),
+        }
+        sums = [row_sums(rows[name], normalizer.running_mean) for name, normalizer in self._normalizers.items()]
+        sums.append(row_sums(advantages.unsqueeze(1)))
+        *normalizer_sums, advantage_sums = unpack(self._group.sum_(pack(sums)), sums)
+        for normalizer, each in zip(self._normalizers.values(), normalizer_sums, strict=True):
+            merge_(normalizer.count, normalizer.running_mean, normalizer.running_var, each)
+        super().prepare_dataset(batch_dict)
+        if self._normalize_advantage:
+            self.dataset.values_dict["advantages"] = standardize(advantages.unsqueeze(1), advantage_sums).squeeze(1)
+
+    def train_actor_critic(self, input_dict: dict[str, Tensor], opt_step: bool = True) -> tuple[Any, ...]:
+        self._old_distribution = input_dict["mu"], input_dict["sigma"]
+        surrogate, value, entropy, _, *rest = super().train_actor_critic(input_dict)
+        return surrogate, value, entropy, self._gradient_hook.kl, *rest
+
+    def calc_losses(self, *arguments: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *_, mean, _entropy, _masks = arguments
+        # RL-Games computes it after the sum over ranks; here it is averaged together with the gradient.
+        self._gradient_hook.kl = policy_kl(mean.detach(), self.std(), *self._old_distribution)
+        return super().calc_losses(*arguments)
+
+    def train_central_value(self) -> float:
+        self.central_loss = super().train_central_value()
+        return self.central_loss
+
+    def std(self) -> Tensor:
+        return self.model.a2c_network.sigma.detach().exp()
+
+    def continue_from(self, iteration: int) -> None:
+        """Restore what is not in the networks and optimizers; RL-Games does not restore the learning rate."""
+        self.epoch_num, self.last_lr = iteration, self.optimizer.param_groups[0]["lr"]
+        if self.has_central_value:
+            central = self.central_value_net
+            central.epoch_num, central.lr = iteration, central.optimizer.param_groups[0]["lr"]
+
+    def _replace_normalizers(self) -> dict[str, "_Normalizer"]:
+        """Replace RL-Games' normalizers; return the new ones by the name of their data in a batch."""
+        models, made = {"obses": self.model}, {}
+        if self.has_central_value:
+            models["states"] = self.central_value_net.model
+        for name, model in models.items():
+            if model.normalize_input:
+                made[name] = model.running_mean_std = _Normalizer(model.obs_shape).to(self.ppo_device)
+        if self.normalize_value:
+            # One for all models: with a central value network, RL-Games never updates that of the agent.
+            made["values"] = self.value_mean_std = _Normalizer((1,)).to(self.ppo_device)
+            for model in models.values():
+                model.value_mean_std = self.value_mean_std
+        return made
+
+
+class _Normalizer(RunningMeanStd):
+    """Normalizer that is updated once per iteration. RL-Games' own, in training mode, updates itself with each
+    minibatch of every epoch, and only with those of this rank."""
+
+    def train(self, mode: bool = True) -> "_Normalizer":
+        return super().train(False)
+
+
+class _GradientHook:
+    """Averages the gradient over ranks in one collective, and clips it, before each step of an optimizer."""
+
+    def __init__(self, optimizer: Optimizer, rollout_env: RolloutEnv, max_norm: float | None):
+        self._group, self._share, self._max_norm = rollout_env.group, rollout_env.share, max_norm
+        self.kl = torch.zeros((), device=rollout_env.env.device)
+        """KL divergence of the minibatch, which is averaged as well."""
+        optimizer.register_step_pre_hook(self._average_and_clip)
+
+    def _average_and_clip(self, optimizer: Optimizer, *_: Any) -> None:
+        average_gradients(self._group, self._share, optimizer, self.kl)
+        if self._max_norm is not None:
+            clip_grad_norm_(optimizer.param_groups[0]["params"], self._max_norm)
+
+
+class _VecEnv:
+    """Adapts a `RolloutEnv` to the interface that the agent calls."""
+
+    def __init__(self, rollout_env: RolloutEnv):
+        self._rollout_env = rollout_env
+
+    def reset(self) -> dict[str, Tensor]:
+        """Return the latest observations: the agent calls this once per iteration, and episodes continue."""
+        return _renamed(self._rollout_env.obs)
+
+    def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Tensor]]:
+        step = self._rollout_env.step(actions)
+        return _renamed(step.obs), step.reward, step.terminated | step.truncated, {"time_outs": step.truncated}
+
+    def set_train_info(self, *_: Any) -> None: ...
+
+
+def _renamed(obs: dict[str, Any]) -> dict[str, Any]:
+    return {_GROUP_NAMES[name]: value for name, value in obs.items()}
+
+
+def _parameters(rollout_env: RolloutEnv, config: RlGamesSettings, folder: str) -> dict[str, Any]:
+    """Return the settings in the form of RL-Games' configuration files."""
+    env, spaces = rollout_env.env, {}
+    for name, width in _renamed(vector_widths(env, "rl_games")).items():
+        spaces["observation_space" if name == "obs" else "state_space"] = Box(-torch.inf, torch.inf, (width,))
+    mlp = {"units": config.units, "activation": config.activation, "initializer": {"name": "default"}}
+    actions = {
+        "mu_activation": "None",
+        "sigma_activation": "None",
+        "mu_init": {"name": "default"},
+        "sigma_init": {"name": "const_initializer", "val": 0.0},
+        "fixed_sigma": True,
+    }
+    # These are done over the samples of all ranks, not by RL-Games over those of this rank.
+    settings = asdict(config) | {"normalize_advantage": False, "truncate_grads": False}
+    central = settings | {"network": {"name": "actor_critic", "central_value": True, "mlp": mlp}}
+    network = {"name": "actor_critic", "separate": config.separate, "space": {"continuous": actions}, "mlp": mlp}
+    settings |= {
+        "name": "paceline",
+        "env_name": "paceline",
+        "train_dir": folder,
+        "device": str(env.device),
+        "num_actors": env.num_envs,
+        "vec_env": _VecEnv(rollout_env),
+        "env_info": spaces | {"action_space": Box(-1.0, 1.0, (env.num_actions,))},
+        "features": {"observer": AlgoObserver()},
+        "reward_shaper": lambda reward: reward * config.reward_scale,
+        # Tasks clip actions themselves.
+        "clip_actions": False,
+        # Not recurrent. With the default the number of samples would have to be a multiple of 4.
+        "seq_length": 1,
+        "central_value_config": central if "state_space" in spaces else None,
+    }
+    return {"model": {"name": "continuous_a2c_logstd"}, "network": network, "config": settings}

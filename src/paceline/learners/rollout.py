@@ -1,0 +1,165 @@
+"""Stepping an env and reporting an iteration, for all learners."""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import Step, VecEnv
+from paceline.errors import UserError
+from paceline.learners.non_finite import first_non_finite
+from paceline.tensors.graph import capture
+
+
+class Clock:
+    """Measures the seconds between laps without a host sync."""
+
+    def __init__(self, device: torch.device):
+        self._cuda = device.type == "cuda"
+        self._marks: list[Any] = []
+        self.lap()
+
+    def lap(self) -> None:
+        if self._cuda:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+            self._marks.append(mark)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def laps(self) -> list[float]:
+        """Return the seconds of each lap. Call it when the device is known to have finished."""
+        return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
+
+
+def vector_widths(env: VecEnv, learner: str) -> dict[str, int]:
+    """Return the width of each observation group. Raise UserError if the learner cannot use a group."""
+    for name, spec in env.observation_spec.items():
+        if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+            raise UserError(
+                f"learner {learner} does not use the observation group {name!r} ({spec.dtype}, shape {spec.shape}): "
+                'its networks take vectors of floats, from the groups "policy" and "critic"'
+            )
+    return {name: spec.shape[0] for name, spec in env.observation_spec.items()}
+
+
+class RolloutEnv:
+    """Steps an env, on CUDA as one graph, and keeps the latest observations and the steps of the current iteration."""
+
+    def __init__(self, env: VecEnv, seed: int, group: Group):
+        self.env, self.group, self._seed = env, group, seed
+        self.share = env.num_envs / sum(group.all_gather(env.num_envs))
+        """Fraction of all envs that are on this rank."""
+        # Allocated once and updated in place, so that CUDA graphs can read them.
+        self._obs = {
+            name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
+            for name, spec in env.observation_spec.items()
+        }
+        self._has_obs = False
+        self._first_obs: dict[str, Tensor] = {}
+        self._steps: list[Step] = []
+        self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
+        self._graph = capture(lambda: self._step(self._actions), env.device, warp=True) if env.capturable else None
+
+    @property
+    def obs(self) -> dict[str, Tensor]:
+        """Copies of the observations on which the policy acts next, [env, ...] for each group."""
+        return {name: obs.clone() for name, obs in self._obs.items()}
+
+    def reset_once(self) -> None:
+        """Reset the env, unless it has been reset or restored before."""
+        if not self._has_obs:
+            self.set_obs(self.env.reset())
+
+    def set_obs(self, obs: dict[str, Tensor]) -> None:
+        self._has_obs = True
+        for name, latest in self._obs.items():
+            latest.copy_(obs[name])
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Reset the env if necessary, and seed torch's generator, from which libraries sample, by (seed, rank,
+        iteration). So its state need not be saved."""
+        self.reset_once()
+        numbers = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
+        # A multiplicative hash modulo 2^64.
+        mixed = (numbers * torch.tensor((6364136223846793005, 1442695040888963407, 3935559000370003845))).sum()
+        torch.manual_seed(int(mixed) % 2**63)
+
+    def begin_rollout(self, steps: int, captured: bool = False) -> dict[str, Tensor]:
+        """Start to record a rollout of `steps` steps, and return a copy of the first observations. With `captured` the
+        whole rollout is part of the caller's CUDA graph and calls `step_captured`."""
+        self._steps, self._first_obs = [], self.obs
+        if captured or self._graph is None:
+            self.env.prefetch_random(steps)
+        return self.obs
+
+    @torch.no_grad()
+    def step(self, actions: Tensor) -> Step:
+        """Step the env. Every tensor is new, because libraries keep some of them."""
+        if self._graph is None:
+            return self.step_captured(actions)
+        self._actions.copy_(actions)
+        step = self._graph()
+        self._steps.append(
+            Step(
+                {name: obs.clone() for name, obs in step.obs.items()},
+                step.reward.clone(),
+                step.terminated.clone(),
+                step.truncated.clone(),
+                {name: obs.clone() for name, obs in step.final_obs.items()},
+                step.log.clone(),
+            )
+        )
+        return self._steps[-1]
+
+    def step_captured(self, actions: Tensor) -> Step:
+        """Step the env as a part of the caller's CUDA graph."""
+        step = self._step(actions)
+        self._steps.append(step)
+        return step
+
+    def _step(self, actions: Tensor) -> Step:
+        step = self.env.step(actions)
+        self.set_obs(step.obs)
+        return step
+
+    def report(self, losses: dict[str, float | Tensor], clock: Clock) -> dict[str, float]:
+        """Return the metrics of `Learner.learn`, over all ranks by one collective: the recorded episodes, the faults
+        of the env and the mean of each loss."""
+        device = self.env.device
+        values = [
+            torch.as_tensor(value, dtype=torch.float64, device=device).detach().mean() for value in losses.values()
+        ]
+        done = torch.stack([step.terminated | step.truncated for step in self._steps])
+        totals = self.totals(done, torch.stack([step.log for step in self._steps]), self.env.faults())
+        own = torch.cat((totals, torch.stack(values) * self.share))
+        return self.metrics(self.group.sum_(own).tolist(), tuple(losses), clock)
+
+    @staticmethod
+    def totals(done: Tensor, log: Tensor, faults: Tensor) -> Tensor:
+        """Return the number of episodes that ended in a rollout, the sums over them of the columns of `Step.log`, and
+        `VecEnv.faults`, float64. `done` is [step, env], `log` is [step, env, names]."""
+        ended = log.masked_fill(~done.unsqueeze(-1), 0.0).sum((0, 1))
+        return torch.cat((done.sum().view(1).double(), ended.double(), faults.double()))
+
+    def metrics(self, values: list[float], loss_names: tuple[str, ...], clock: Clock) -> dict[str, float]:
+        """Name the metrics of an iteration: `totals`, summed over ranks, followed by losses."""
+        names = ("episodes", *self.env.log_names, "failures", "overflows", *loss_names)
+        collect, update = clock.laps()
+        return dict(zip(names, values, strict=True)) | {"seconds/collect": collect, "seconds/update": update}
+
+    def average(self, value: float) -> float:
+        """Return the average of a number over ranks, weighted by their envs."""
+        own = torch.as_tensor(value * self.share, dtype=torch.float64, device=self.env.device)
+        return float(self.group.sum_(own))
+
+    def first_non_finite(self) -> str | None:
+        """Implement `Learner.first_non_finite` for the recorded rollout."""
+        return first_non_finite(self.env, self._first_obs, self._steps)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.env.load_state(state)
+        self.set_obs(self.env.observe())

@@ -1,0 +1,181 @@
+"""Load policies from checkpoints that RSL-RL wrote. The library itself is not needed."""
+
+import re
+import warnings
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UserError, one_line, unknown
+from paceline.learners.networks import Policy, fold_normalizer
+from paceline.validation import shown, widths
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "relu": nn.ReLU,
+    "crelu": nn.CELU,
+    "lrelu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "gelu": nn.GELU,
+    "swish": nn.SiLU,
+    "mish": nn.Mish,
+}
+"""Activation functions by their names in RSL-RL."""
+
+# Added to the standard deviation by the normalizer of RSL-RL.
+_EPSILON = 1e-2
+
+_REFUSED = {
+    "rnn.": "a recurrent network",
+    "memory_": "a recurrent network",
+    "cnn": "a convolutional network",
+    "actor_cnn": "a convolutional network",
+    "student": "a student of a distillation",
+}
+"""Networks that cannot be loaded, by the first characters of the names of their tensors."""
+
+
+@dataclass(frozen=True)
+class ExternalPolicy:
+    """Policy of a checkpoint that RSL-RL wrote."""
+
+    policy: Policy
+    iteration: int
+    """Number of iterations for which it was trained."""
+
+
+def load_external_policy(file: Path, activation: str, inputs: int, actions: int) -> ExternalPolicy:
+    """Load the policy of a checkpoint of RSL-RL, version 2 to 5.
+
+    `activation` is RSL-RL's name of the activation function, which checkpoints do not contain. `inputs` and `actions`
+    are the widths of the observation group "policy" and of the actions of the task.
+    """
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS)
+    content = _load(file)
+    tensors, normalizer = _actor(content, file)
+    iteration = content.get("iter", 0)
+    if type(iteration) is not int or iteration < 0:
+        raise UserError(f"{file} is damaged: its iter is {shown(iteration)}, not a whole number")
+    layers = _layers(tensors, file)
+    _check_sizes(layers, inputs, actions, file)
+    if len(layers) > 1:
+        widths(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]))
+    network = nn.Sequential()
+    for weight, bias in layers:
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        linear.load_state_dict({"weight": weight, "bias": bias})
+        network.extend((linear, ACTIVATIONS[activation]()))
+    network.pop(-1)
+    if normalizer:
+        network = _fold_normalizer(network, normalizer, inputs, file)
+    return ExternalPolicy(Policy(network), iteration)
+
+
+def _fold_normalizer(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: int, file: Path) -> nn.Sequential:
+    mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
+    if (len(mean), len(std)) != (inputs, inputs):
+        raise UserError(
+            f"{file} is damaged: it has {len(mean)} means and {len(std)} standard deviations for {inputs} observations"
+        )
+    return fold_normalizer(network, mean, std + _EPSILON)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened, warnings.catch_warnings():
+            # An exported policy is rejected below.
+            warnings.filterwarnings("ignore", r"'torch\.load' received a zip file", UserWarning)
+            content = torch.load(opened, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"cannot read the policy {file}: {error.strerror or error}") from None
+    except Exception as error:
+        # A damaged file makes torch raise errors of many kinds.
+        raise UserError(
+            f"{file} is not a checkpoint of tensors and numbers only, and Paceline runs no code of a file: "
+            f"{one_line(error)}"
+        ) from None
+    if not isinstance(content, dict) or not {"actor_state_dict", "model_state_dict"} & content.keys():
+        found = f"its keys are {', '.join(map(str, content))}" if isinstance(content, dict) else "it holds no keys"
+        raise UserError(
+            f"{file} is not a policy of RSL-RL: it has no actor_state_dict or model_state_dict; {found[:200]}"
+        )
+    return content
+
+
+def _actor(content: dict[str, Any], file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of the actor's layers, such as "0.weight", and of its normalizer, such as "_mean"."""
+    if "actor_state_dict" in content:
+        state, layers, normalizer_prefix = content["actor_state_dict"], "mlp.", "obs_normalizer."
+        # The action noise is only used in training; before version 5 it had no prefix.
+        unused = r"(distribution\.)?(log_)?std(_param)?"
+    else:
+        state, layers, normalizer_prefix = content["model_state_dict"], "actor.", "actor_obs_normalizer."
+        unused = r"(log_)?std|critic.*"
+    # In version 2 the normalizer belonged to the runner.
+    runner_normalizer = content.get("obs_norm_state_dict") or {}
+    if not _named_tensors(state) or not _named_tensors(runner_normalizer):
+        raise UserError(f"{file} is not a policy of RSL-RL: its networks are not named tensors")
+    for name in state:
+        for prefix, network in _REFUSED.items():
+            if name.startswith(prefix):
+                raise UserError(f"{file} holds {network} ({name}): only multi-layer perceptrons can be loaded")
+        if not name.startswith((layers, normalizer_prefix)) and not re.fullmatch(unused, name):
+            raise UserError(f"{file} holds {name}, which is not of a multi-layer perceptron: it cannot be loaded")
+    normalizer = runner_normalizer | _with_prefix(state, normalizer_prefix)
+    return _with_prefix(state, layers), {name: tensor.float() for name, tensor in normalizer.items()}
+
+
+def _named_tensors(part: Any) -> bool:
+    """Return True for a dict of plain tensors by name."""
+    return isinstance(part, dict) and all(
+        isinstance(name, str)
+        and isinstance(tensor, Tensor)
+        and tensor.layout == torch.strided
+        and not tensor.is_complex()
+        and not tensor.is_quantized
+        for name, tensor in part.items()
+    )
+
+
+def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def _layers(tensors: dict[str, Tensor], file: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return weights and biases from input to output."""
+    indices = sorted({int(name.split(".")[0]) for name in tensors if re.fullmatch(r"\d{1,4}\.weight", name)})
+    names = {f"{index}.{part}" for index in indices for part in ("weight", "bias")}
+    # The odd indices are activations, which have no tensors.
+    if not indices or indices != list(range(0, 2 * len(indices), 2)) or names != tensors.keys():
+        raise UserError(f"{file} holds {', '.join(sorted(tensors)) or 'no layers'}, not a plain multi-layer perceptron")
+    found = [(tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float()) for index in indices]
+    whole = all(weight.dim() == 2 and bias.shape == weight.shape[:1] for weight, bias in found)
+    if not whole or any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(found)):
+        shapes = ", ".join(str(tuple(weight.shape)) for weight, _ in found)
+        raise UserError(f"{file} is damaged: the shapes of its layers, {shapes}, do not match")
+    return found
+
+
+def _check_sizes(layers: list[tuple[Tensor, Tensor]], inputs: int, actions: int, file: Path) -> None:
+    takes, gives = layers[0][0].shape[1], layers[-1][0].shape[0]
+    if takes != inputs:
+        raise UserError(
+            f"{file} takes {takes} observations, but the task gives {inputs}: choose the --task it was trained for"
+        )
+    if gives == 2 * actions:
+        raise UserError(
+            f"{file} gives {gives} numbers where the task takes {actions}: a policy whose noise depends on the "
+            "observations, or is not Gaussian, cannot be loaded"
+        )
+    if gives != actions:
+        raise UserError(
+            f"{file} gives {gives} actions, but the task takes {actions}: choose the --task it was trained for"
+        )

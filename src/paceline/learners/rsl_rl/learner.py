@@ -1,0 +1,210 @@
+"""RSL-RL's PPO on Paceline's envs and ranks, with its networks, storage and returns.
+
+The training loop is Paceline's. The runner of RSL-RL waits for the device a hundred times per iteration and
+synchronizes the ranks three times per minibatch. Here the rollout is one CUDA graph and the update another, with one
+collective per minibatch. A test compares the update with that of RSL-RL.
+"""
+
+from typing import Any, cast
+
+import torch
+from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import EmpiricalNormalization
+from rsl_rl.modules.distribution import GaussianDistribution
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import VecEnv
+from paceline.learners.networks import Policy, fold_normalizer
+from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_parameters
+from paceline.learners.ppo.objective import surrogate_loss, value_loss
+from paceline.learners.rollout import Clock, RolloutEnv, vector_widths
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.tensors.flat import FlatAdam, FlatParameters
+from paceline.tensors.graph import capture
+from paceline.tensors.statistics import merge_, row_sums, standardize
+
+_LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
+
+
+class RslRl:
+    """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
+
+    def __init__(self, env: VecEnv, config: RslRlSettings, seed: int, group: Group):
+        self.env, self.config, self.iteration = env, config, 0
+        vector_widths(env, "rsl_rl")
+        self._rollout_env = RolloutEnv(env, seed, group)
+        self.algorithm = _Algorithm(self._tensor_dict(self._rollout_env.obs), self._rollout_env, config, seed)
+        self._networks = {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
+        collect, update = torch.no_grad()(self._collect), torch.no_grad()(self.algorithm.update_policy)
+        self.collect = capture(collect, env.device, warp=True) if env.capturable else collect
+        """Collects a rollout into the storage of the algorithm."""
+        self.update = capture(update, env.device) if group.capturable else update
+        """Updates the policy on the latest rollout."""
+
+    def learn(self) -> dict[str, float]:
+        self._rollout_env.begin_iteration(self.iteration)
+        clock = Clock(self.env.device)
+        self.collect()
+        clock.lap()
+        losses = self.update()
+        clock.lap()
+        self.iteration += 1
+        metrics: dict[str, float | Tensor] = dict(zip(_LOSS_NAMES, losses.unbind(0), strict=True))
+        metrics["policy/learning_rate"] = self.algorithm.adam.learning_rate
+        metrics["policy/std"] = self.algorithm.action_std.detach().clone()
+        return self._rollout_env.report(metrics, clock)
+
+    def _collect(self) -> None:
+        algorithm, steps = self.algorithm, self.config.num_steps_per_env
+        algorithm.storage.clear()
+        obs = self._tensor_dict(self._rollout_env.begin_rollout(steps, captured=True))
+        for _ in range(steps):
+            step = self._rollout_env.step_captured(algorithm.act(obs))
+            obs = self._tensor_dict(step.obs)
+            done = (step.terminated | step.truncated).long()
+            algorithm.process_env_step(obs, step.reward, done, {"time_outs": step.truncated})
+        algorithm.compute_returns(obs)
+
+    def _tensor_dict(self, obs: dict[str, Tensor]) -> TensorDict:
+        return TensorDict(cast("Any", obs), batch_size=[self.env.num_envs], device=self.env.device)
+
+    def first_non_finite(self) -> str | None:
+        return self._rollout_env.first_non_finite()
+
+    def policy(self) -> Policy:
+        actor = self.algorithm.actor
+        if not self.config.obs_normalization:
+            return Policy(actor.mlp)
+        normalizer = cast("EmpiricalNormalization", actor.obs_normalizer)
+        return Policy(fold_normalizer(actor.mlp, normalizer.mean, normalizer.std + normalizer.eps))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "networks": {
+                name: {key: tensor.clone() for key, tensor in network.state_dict().items()}
+                for name, network in self._networks.items()
+            },
+            "adam": self.algorithm.adam.state(),
+            "iteration": self.iteration,
+            "envs": self.env.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        for name, network in self._networks.items():
+            network.load_state_dict(state["networks"][name])
+        self.algorithm.adam.load_state(state["adam"])
+        self._rollout_env.load_state(state["envs"])
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.algorithm.adam.learning_rate.fill_(learning_rate)
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self.algorithm.actor.load_state_dict(state["networks"]["actor"])
+
+
+class _Algorithm(PPO):
+    """Acts, stores and computes returns as RSL-RL does, and updates the policy on the samples of all ranks."""
+
+    def __init__(self, obs: TensorDict, rollout_env: RolloutEnv, config: RslRlSettings, seed: int):
+        env, group = rollout_env.env, rollout_env.group
+        self._group, self._share, self._config = group, rollout_env.share, config
+        groups = {"actor": ["policy"], "critic": ["critic" if "critic" in obs.keys() else "policy"]}  # noqa: SIM118
+        device = cast("str", env.device)
+        torch.manual_seed(seed)
+        network = (config.hidden_dims, config.activation, config.obs_normalization)
+        distribution = {"class_name": _Gaussian, "init_std": config.init_std, "std_type": config.std_type}
+        actor = MLPModel(obs, groups, "actor", env.num_actions, *network, distribution)
+        critic = MLPModel(obs, groups, "critic", 1, *network)
+        for model in (actor, critic) if config.obs_normalization else ():
+            model.obs_normalizer = _Normalizer(model.obs_dim, group)
+        storage = RolloutStorage("rl", env.num_envs, config.num_steps_per_env, obs, [env.num_actions], device)
+        super().__init__(
+            actor,
+            critic,
+            storage,
+            gamma=config.gamma,
+            lam=config.lam,
+            # Keeps RSL-RL from normalizing advantages over the samples of this rank only; see `update_policy`.
+            normalize_advantage_per_mini_batch=True,
+            device=device,
+        )
+        broadcast_parameters(group, [*actor.parameters(), *critic.parameters()])
+        self._flat = FlatParameters(list(actor.parameters()), list(critic.parameters()), extra=len(_LOSS_NAMES))
+        self.adam = FlatAdam(self._flat, config.learning_rate)
+        self._adaptive_rate = KlAdaptiveLearningRate(config.desired_kl, env.device)
+
+    @property
+    def action_std(self) -> Tensor:
+        """Standard deviation of the actions, [actions]."""
+        distribution = cast("GaussianDistribution", self.actor.distribution)
+        return distribution.log_std_param.exp() if distribution.std_type == "log" else distribution.std_param
+
+    def update_policy(self) -> Tensor:
+        """Run all epochs; return the means of `_LOSS_NAMES`."""
+        config = self._config
+        if not config.normalize_advantage_per_mini_batch:
+            self.storage.advantages = self._standardize(self.storage.advantages)
+        losses = []
+        for batch in self.storage.mini_batch_generator(config.num_mini_batches, config.num_learning_epochs):
+            if config.normalize_advantage_per_mini_batch:
+                batch.advantages = self._standardize(cast("Tensor", batch.advantages))
+            with torch.enable_grad():
+                loss, parts = self._losses(batch)
+                self._flat.backward(loss)
+            losses.append(self._flat.begin_average(self._group.begin_sum_, self._share, parts)())
+            if config.schedule == "adaptive":
+                kl = losses[-1][-1]
+                # RSL-RL keeps the learning rate where the divergence is exactly zero.
+                self._adaptive_rate.update_(self.adam.learning_rate, kl.where(kl > 0.0, config.desired_kl))
+            self._flat.clip(config.max_grad_norm)
+            self.adam.step()
+        obs = self.storage.observations.flatten(0, 1)
+        for model in (self.actor, self.critic):
+            model.update_normalization(obs)
+        return torch.stack(losses).mean(0)
+
+    def _standardize(self, advantages: Tensor) -> Tensor:
+        return standardize(advantages, self._group.sum_(row_sums(advantages)))
+
+    def _losses(self, batch: RolloutStorage.Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss to minimize, and the values of `_LOSS_NAMES`."""
+        config, actor = self._config, self.actor
+        advantage, old_log_prob, old_value, target = (
+            cast("Tensor", column).squeeze(-1)
+            for column in (batch.advantages, batch.old_actions_log_prob, batch.values, batch.returns)
+        )
+        actor(batch.observations, stochastic_output=True)
+        value, entropy = self.critic(batch.observations).squeeze(-1), actor.output_entropy.mean()
+        ratio = (actor.get_output_log_prob(cast("Tensor", batch.actions)) - old_log_prob).exp()
+        surrogate = surrogate_loss(ratio, advantage, config.clip_param)
+        clip = config.clip_param if config.use_clipped_value_loss else None
+        squared_error = value_loss(value, old_value, target, clip)
+        with torch.no_grad():
+            before, after = cast("tuple[Tensor, ...]", batch.old_distribution_params), actor.output_distribution_params
+            kl = actor.get_kl_divergence(before, after).mean()
+        loss = surrogate + config.value_loss_coef * squared_error - config.entropy_coef * entropy
+        return loss, (surrogate.detach(), squared_error.detach(), entropy.detach(), kl)
+
+
+class _Gaussian(GaussianDistribution):
+    def sample(self) -> Tensor:
+        """Sample without the host sync of torch.normal, which checks the standard deviation."""
+        return self.mean + self.std * torch.randn_like(self.mean)
+
+
+class _Normalizer(EmpiricalNormalization):
+    """Has the same statistics on all ranks, by one collective. Updates in place, because graphs hold its tensors."""
+
+    def __init__(self, width: int, group: Group):
+        super().__init__(width)
+        self._group = group
+
+    def update(self, x: Tensor) -> None:
+        merge_(self.count, self._mean, self._var, self._group.sum_(row_sums(x, self._mean[0])))
+        self._std.copy_(cast("Tensor", self._var).sqrt())

@@ -1,0 +1,1 @@
+"""skrl's PPO, on torch and on JAX."""

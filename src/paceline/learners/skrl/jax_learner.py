@@ -1,0 +1,299 @@
+"""skrl's PPO on JAX, on Paceline's envs and ranks. The distributed runtime of JAX is not used: ranks communicate
+through Paceline's process group."""
+
+import math
+from typing import Any, cast
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.flatten_util import ravel_pytree
+from torch import Tensor, nn
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import VecEnv
+from paceline.learners.networks import ClippedNormalizer
+from paceline.learners.optimizers import broadcast_parameters
+from paceline.learners.rollout import RolloutEnv, vector_widths
+from paceline.learners.skrl.jax_arrays import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, metrics, spaces, without_launcher
+from paceline.learners.skrl.settings import SkrlSettings
+from paceline.tensors.statistics import merge_, row_sums, standardize
+
+with without_launcher():
+    import skrl
+    from skrl.agents.jax import ExperimentCfg
+    from skrl.agents.jax.ppo import PPO, PPO_CFG
+    from skrl.memories.jax import RandomMemory
+    from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
+    from skrl.resources.preprocessors.jax import RunningStandardScaler
+    from skrl.resources.schedulers.jax import KLAdaptiveLR
+
+_ACTIVATIONS = {"elu": (jax.nn.elu, nn.ELU), "relu": (jax.nn.relu, nn.ReLU), "tanh": (jnp.tanh, nn.Tanh)}
+
+
+class SkrlJax(SkrlLearner):
+    """skrl's PPO on JAX."""
+
+    _agent: "_Agent"
+
+    def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
+        super().__init__(env, config, seed, group)
+        self._device = jax_device(env.device)
+        # Device on which skrl and JAX create arrays.
+        skrl.config.jax.device = self._device
+        jax.config.update("jax_default_device", self._device)
+        torch.manual_seed(seed)
+        self._agent = _Agent(self._rollout_env, config, self._device)
+        for network in self._agent.networks.values():
+            parameters = flat(network.state_dict.params)
+            broadcast_parameters(group, parameters.values())
+            _set_parameters(network, parameters)
+
+    def _from_torch(self, tensor: Tensor) -> jax.Array:
+        return to_jax(tensor, self._device)
+
+    def _to_torch(self, array: jax.Array) -> Tensor:
+        return to_torch(array)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._agent.policy_learning_rate = self._agent.value_learning_rate = learning_rate
+
+
+class _Agent(PPO):
+    """Learns from the samples of all ranks, while skrl itself knows of one rank only."""
+
+    policy: "_Policy"
+    value: "_Value"
+    memory: "_Memory"
+
+    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice):
+        self._rollout_env, self._config, self._divergences = rollout_env, config, list[float]()
+        env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
+        self.networks = make_networks(widths, env.num_actions, config, device)
+        memory = _Memory(group, memory_size=config.rollouts, num_envs=env.num_envs, device=device)
+        super().__init__(
+            models=self.networks,
+            memory=memory,
+            cfg=PPO_CFG(
+                **agent_options(config, widths, _Scaler, group=group, device=device),
+                # Also for a fixed learning rate, because skrl then passes it to every step and computes the divergence.
+                learning_rate_scheduler=cast("type", KLAdaptiveLR),
+                learning_rate_scheduler_kwargs={"kl_threshold": config.kl_threshold},
+                experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
+            ),
+            **spaces(widths, env.num_actions, device),
+        )
+        preprocessors = {
+            "observation": self._observation_preprocessor,
+            "state": self._state_preprocessor,
+            "value": self._value_preprocessor,
+        }
+        self.scalers = {name: scaler for name, scaler in preprocessors.items() if isinstance(scaler, _Scaler)}
+        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor)
+        adams = {"policy": self.policy_optimizer, "value": self.value_optimizer}
+        self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(
+            adams, self.networks, group, rollout_env.share
+        )
+        self._adapt = self.policy_scheduler if config.learning_rate_scheduler == "KLAdaptiveLR" else None
+        self.policy_scheduler, self.value_scheduler = cast("Any", (self._policy_scheduler, self._value_scheduler))
+        self.init()
+        self.enable_training_mode(True)
+
+    def begin(self) -> None:
+        """Begin an iteration: seed the noise of actions and the order of samples from torch's generator."""
+        self.policy._g_key, self.policy._g_i = random_key(), 0
+        np.random.seed(int(torch.randint(2**32, ())))
+        self.tracking_data.clear()
+        self._divergences.clear()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the latest update."""
+        log_std = to_torch(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
+        entropy = (0.5 + 0.5 * math.log(2.0 * math.pi) + log_std).sum()
+        return metrics(self.tracking_data, entropy, self._divergences, self.policy_learning_rate, log_std.exp())
+
+    def policy_network(self) -> nn.Module:
+        """Return the mean action as a torch network of raw observations."""
+        layers: list[nn.Module] = []
+        if scaler := self.scalers.get("observation"):
+            mean, variance = (to_torch(found).cpu() for found in (scaler.running_mean, scaler.running_variance))
+            layers.append(ClippedNormalizer(mean, variance.sqrt() + scaler.epsilon, scaler.clip_threshold))
+        parameters: Any = self.policy.state_dict.params["params"]
+        for index in range(len(self._config.layers) + 1):
+            kernel, bias = (to_torch(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
+            linear = nn.Linear(kernel.shape[0], kernel.shape[1])
+            linear.load_state_dict({"weight": kernel.T, "bias": bias})
+            layers += [linear, _ACTIVATIONS[self._config.activations][1]()]
+        return nn.Sequential(*layers[:-1])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "networks": {name: flat(network.state_dict.params) for name, network in self.networks.items()},
+            "normalizers": {name: flat(scaler.statistics()) for name, scaler in self.scalers.items()},
+            "optimizer": {
+                "learning_rate": float(self.policy_learning_rate),
+                **{name: flat(moments) for name, moments in self.adam.states.items()},
+            },
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.load_policy(state)
+        _set_parameters(self.value, state["networks"]["value"])
+        for name, scaler in self.scalers.items():
+            scaler.load(state["normalizers"][name])
+        for name, adam in self.adam.states.items():
+            self.adam.states[name] = unflat(adam, state["optimizer"][name])
+        self.policy_learning_rate = self.value_learning_rate = state["optimizer"]["learning_rate"]
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        _set_parameters(self.policy, state["networks"]["policy"])
+        if scaler := self.scalers.get("observation"):
+            scaler.load(state["normalizers"]["observation"])
+
+    def _policy_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
+        """Adapt the learning rate to the KL divergence over all ranks, and record it."""
+        self._divergences.append(self._rollout_env.average(float(kl)))
+        return self._adapt(timestep, lr=lr, kl=self._divergences[-1]) if self._adapt else lr
+
+    def _value_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
+        """Return the learning rate of the policy, which skrl schedules first."""
+        return self.policy_learning_rate
+
+
+def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, device: JaxDevice) -> dict[str, Model]:
+    """Return the policy and the value network, with weights sampled from torch's generator."""
+    options = {"layers": config.layers, "activation": config.activations, **spaces(widths, actions, device)}
+    networks = {"policy": _Policy(initial_log_std=config.initial_log_std, **options), "value": _Value(**options)}
+    for network in networks.values():
+        network.init_state_dict(key=random_key())
+    return networks
+
+
+class _Policy(GaussianMixin, Model):
+    """MLP for the mean action, with noise that does not depend on the observations."""
+
+    layers: tuple[int, ...] = ()
+    activation: str = "elu"
+    initial_log_std: float = 0.0
+
+    def __init__(self, *, layers: tuple[int, ...], activation: str, initial_log_std: float, **spaces: Any):
+        self.layers, self.activation, self.initial_log_std = layers, activation, initial_log_std
+        Model.__init__(self, **spaces)
+        GaussianMixin.__init__(self)
+
+    @flax.linen.compact
+    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
+        mean = _mlp(inputs["observations"], self.layers, self.activation, self.num_actions, last_gain=0.01)
+        log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.initial_log_std, jnp.float32))
+        return mean, {"log_std": log_std}
+
+
+class _Value(DeterministicMixin, Model):
+    layers: tuple[int, ...] = ()
+    activation: str = "elu"
+
+    def __init__(self, *, layers: tuple[int, ...], activation: str, **spaces: Any):
+        self.layers, self.activation = layers, activation
+        Model.__init__(self, **spaces)
+        DeterministicMixin.__init__(self)
+
+    @flax.linen.compact
+    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
+        states = inputs["observations"] if inputs["states"] is None else inputs["states"]
+        return _mlp(states, self.layers, self.activation, 1, last_gain=1.0), {}
+
+
+def _mlp(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
+    """Compute a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
+    for width in layers:
+        dense = flax.linen.Dense(width, kernel_init=jax.nn.initializers.orthogonal(math.sqrt(2.0)))
+        x = _ACTIVATIONS[activation][0](dense(x))
+    return flax.linen.Dense(outputs, kernel_init=jax.nn.initializers.orthogonal(last_gain))(x)
+
+
+class GradientMean:
+    """Averages a gradient, a tree like `parameters`, over ranks, weighted by this rank's `share` of all samples."""
+
+    def __init__(self, parameters: Any, group: Group, share: float):
+        self._group = group
+        _, unpack = ravel_pytree(parameters)
+        # One array for all layers, and compiled once: skrl's own sum is compiled at every call.
+        self._pack, self._unpack = jax.jit(lambda tree: ravel_pytree(tree)[0] * share), jax.jit(unpack)
+
+    def __call__(self, gradient: Any) -> Any:
+        if self._group.alone:
+            return gradient
+        # In place, because nothing else uses this array.
+        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(to_torch(self._pack(gradient)))))
+
+
+class _SharedAdam:
+    """skrl's optimizers of both networks, on the gradients of all ranks. skrl steps the policy first and then the
+    value; both steps are done at the second call, so that one sum over ranks covers both gradients."""
+
+    def __init__(self, adams: dict[str, Any], networks: dict[str, Model], group: Group, share: float):
+        # On the device from the start, as they are after a step: otherwise the first step would be compiled separately.
+        self.states = {name: jax.device_put(adam.state, networks[name].device) for name, adam in adams.items()}
+        self._adams, self._networks, self._waiting = adams, networks, dict[str, Any]()
+        self._mean = GradientMean({name: network.state_dict.params for name, network in networks.items()}, group, share)
+
+    def step(self, *, grad: Any, model: Model, lr: float) -> "_SharedAdam":
+        name = next(name for name, network in self._networks.items() if network is model)
+        self._waiting[name] = grad
+        if self._waiting.keys() == self._networks.keys():
+            for name, mean in self._mean(self._waiting).items():
+                adam = self._adams[name].replace(state=self.states[name])
+                self.states[name] = adam.step(grad=mean, model=self._networks[name], lr=lr).state
+            self._waiting = {}
+        return self
+
+
+class _Scaler(RunningStandardScaler):
+    """Has the same statistics, of the samples of all ranks, on each rank."""
+
+    def __init__(self, width: int, group: Group, device: JaxDevice):
+        super().__init__(width, device=device)
+        self._group = group
+
+    def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
+        if train and x is not None:
+            self._merge(to_torch(x))
+        return super().__call__(x, inverse=inverse)
+
+    def statistics(self) -> dict[str, jax.Array]:
+        return cast("Any", self.state_dict).params
+
+    def load(self, statistics: dict[str, Tensor]) -> None:
+        self.state_dict = unflat(self.statistics(), statistics)
+
+    def _merge(self, rows: Tensor) -> None:
+        arrays = (self.current_count, self.running_mean, self.running_variance)
+        count, mean, variance = (to_torch(array).double() for array in arrays)
+        merge_(count, mean, variance, self._group.sum_(row_sums(rows, mean)))
+        self.current_count, self.running_mean, self.running_variance = (
+            to_jax(merged.float(), self.device) for merged in (count, mean, variance)
+        )
+
+
+class _Memory(RandomMemory):
+    """Standardizes advantages over the samples of all ranks."""
+
+    values: UnscaledValues
+
+    def __init__(self, group: Group, **options: Any):
+        super().__init__(**options)
+        self._group = group
+
+    def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
+        if name == "advantages":
+            advantages = to_torch(self.values.take_advantages())
+            sums = self._group.sum_(row_sums(advantages))
+            tensor = to_jax(standardize(advantages, sums, correction=0), self.device)
+        super().set_tensor_by_name(name, tensor)
+
+
+def _set_parameters(network: Model, parameters: dict[str, Tensor]) -> None:
+    network.state_dict = network.state_dict.replace(params=unflat(network.state_dict.params, parameters))

@@ -1,0 +1,191 @@
+"""Code that the skrl learners on torch and JAX share. The trainer of skrl, which logs and saves, is not used."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import Step, VecEnv
+from paceline.learners.networks import Policy
+from paceline.learners.rollout import Clock, RolloutEnv
+from paceline.learners.skrl.settings import SkrlSettings
+
+NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
+"""Arguments by which skrl schedules its logs and files, which are not used."""
+
+_SAME_OPTIONS = (
+    "rollouts",
+    "learning_epochs",
+    "mini_batches",
+    "discount_factor",
+    "gae_lambda",
+    "learning_rate",
+    "grad_norm_clip",
+    "ratio_clip",
+    "value_clip",
+    "entropy_loss_scale",
+    "value_loss_scale",
+    "time_limit_bootstrap",
+)
+
+
+@contextmanager
+def without_launcher() -> Iterator[None]:
+    """Hide the variables of a launcher: when skrl is imported under a launcher, it initializes distributed training of
+    torch, with nccl only, and of JAX."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "JAX_RANK", "JAX_LOCAL_RANK", "JAX_WORLD_SIZE")
+    found = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(found)
+
+
+def spaces(widths: dict[str, int], num_actions: int, device: Any) -> dict[str, Any]:
+    """Return the spaces and the device, as all parts of skrl take them. skrl calls the group "critic" states."""
+    sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic"), "action_space": num_actions}
+    boxes = {name: Box(-np.inf, np.inf, (size,)) if size else None for name, size in sizes.items()}
+    return {"device": device, **boxes}
+
+
+def agent_options(config: SkrlSettings, widths: dict[str, int], scaler: type, **scaler_options: Any) -> dict[str, Any]:
+    """Return the arguments of skrl's PPO_CFG, with a preprocessor of class `scaler` for each normalized input."""
+    scaled = {"value": 1} if config.value_normalization else {}
+    if config.observation_normalization:
+        names = {"policy": "observation", "critic": "state"}
+        scaled |= {names[group]: width for group, width in widths.items()}
+    scalers: dict[str, Any] = {f"{name}_preprocessor": scaler for name in scaled}
+    scalers |= {f"{name}_preprocessor_kwargs": {"width": width, **scaler_options} for name, width in scaled.items()}
+    return {
+        **{name: getattr(config, name) for name in _SAME_OPTIONS},
+        **scalers,
+        # A rank would stop an epoch that the others continue.
+        "kl_threshold": 0.0,
+        # Also with a scale of 1: skrl adds to the result in place, and must not change the tensor of the env.
+        "rewards_shaper": lambda rewards, *_, **__: rewards * config.rewards_shaper_scale,
+    }
+
+
+class UnscaledValues:
+    """Value preprocessor that keeps its inputs. An update of skrl scales the values and then the returns of the
+    rollout; the difference of both before scaling are the advantages, which skrl does not expose."""
+
+    def __init__(self, scale: Callable[..., Any]):
+        self._scale, self._kept = scale, list[Any]()
+
+    def __call__(self, values: Any, *, train: bool = False, inverse: bool = False) -> Any:
+        if train:
+            self._kept.append(values + 0.0)
+        return self._scale(values, train=train, inverse=inverse)
+
+    def take_advantages(self) -> Any:
+        values, returns = self._kept
+        self._kept.clear()
+        return returns - values
+
+
+class SkrlLearner(ABC):
+    """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
+
+    _agent: Any
+    """skrl's PPO with the methods `begin`, `metrics`, `policy_network`, `state`, `load_state` and `load_policy`."""
+
+    def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
+        self.env, self.config, self.iteration = env, config, 0
+        self._rollout_env = RolloutEnv(env, seed, group)
+
+    @abstractmethod
+    def _from_torch(self, tensor: Tensor) -> Any:
+        """Convert a tensor to an array of the framework."""
+
+    @abstractmethod
+    def _to_torch(self, array: Any) -> Tensor: ...
+
+    @abstractmethod
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
+    def learn(self) -> dict[str, float]:
+        self._rollout_env.begin_iteration(self.iteration)
+        self._agent.begin()
+        clock = Clock(self.env.device)
+        self.collect()
+        clock.lap()
+        self._agent.update(**NO_SCHEDULE)
+        clock.lap()
+        self.iteration += 1
+        return self._rollout_env.report(self._agent.metrics(), clock)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Collect a rollout into the memory of the agent."""
+        self._rollout_env.reset_once()
+        inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
+        for _ in range(self.config.rollouts):
+            actions, _ = self._agent.act(*inputs, **NO_SCHEDULE)
+            step = self._rollout_env.step(self._to_torch(actions))
+            self._record(inputs, actions, step)
+            inputs = self._inputs(step.obs)
+
+    def _record(self, inputs: tuple[Any, Any], actions: Any, step: Step) -> None:
+        truncated, terminated = step.truncated.unsqueeze(1), step.terminated.unsqueeze(1)
+        # A truncated episode is bootstrapped from its own last observations, not from the first ones of the next.
+        next_inputs = self._inputs(
+            {name: torch.where(truncated, step.final_obs[name], obs) for name, obs in step.obs.items()}
+        )
+        # Without bootstrapping, skrl would continue a truncated episode into the next one.
+        ended = terminated if self.config.time_limit_bootstrap else terminated | truncated
+        self._agent.record_transition(
+            observations=inputs[0],
+            states=inputs[1],
+            actions=actions,
+            rewards=self._from_torch(step.reward.unsqueeze(1)),
+            next_observations=next_inputs[0],
+            next_states=next_inputs[1],
+            terminated=self._from_torch(ended),
+            truncated=self._from_torch(truncated),
+            infos={},
+            **NO_SCHEDULE,
+        )
+
+    def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
+        """Return what skrl calls observations and states."""
+        return self._from_torch(obs["policy"]), self._from_torch(obs["critic"]) if "critic" in obs else None
+
+    def first_non_finite(self) -> str | None:
+        return self._rollout_env.first_non_finite()
+
+    def policy(self) -> Policy:
+        return Policy(self._agent.policy_network())
+
+    def state(self) -> dict[str, Any]:
+        return {**self._agent.state(), "iteration": self.iteration, "envs": self.env.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self._agent.load_state(state)
+        self._rollout_env.load_state(state["envs"])
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        self.iteration = state["iteration"]
+        self._agent.load_policy(state)
+
+
+def metrics(
+    losses: dict[str, Any], entropy: Tensor, kl: list[float], learning_rate: float, std: Tensor
+) -> dict[str, Any]:
+    """Name the metrics of an update. `losses` is what skrl tracked."""
+    return {
+        "loss/surrogate": losses["Loss / Policy loss"],
+        "loss/value": losses["Loss / Value loss"],
+        "loss/entropy": entropy,
+        "policy/kl": kl,
+        "policy/learning_rate": learning_rate,
+        "policy/std": std,
+    }

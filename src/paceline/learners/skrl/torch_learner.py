@@ -1,0 +1,224 @@
+"""skrl's PPO on torch, on Paceline's envs and ranks."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from paceline.distributed.group import Group
+from paceline.env.vec_env import VecEnv
+from paceline.learners.networks import ClippedNormalizer, mlp
+from paceline.learners.optimizers import (
+    average_gradients,
+    broadcast_parameters,
+    load_optimizer_state,
+    optimizer_state,
+    set_learning_rate,
+)
+from paceline.learners.rollout import RolloutEnv, vector_widths
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, metrics, spaces, without_launcher
+from paceline.learners.skrl.settings import SkrlSettings
+from paceline.tensors.statistics import merge_, row_sums, standardize
+
+with without_launcher():
+    from skrl.agents.torch import ExperimentCfg
+    from skrl.agents.torch.ppo import PPO, PPO_CFG
+    from skrl.memories.torch import RandomMemory
+    from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+    from skrl.resources.preprocessors.torch import RunningStandardScaler
+    from skrl.resources.schedulers.torch import KLAdaptiveLR
+
+
+class SkrlTorch(SkrlLearner):
+    """skrl's PPO on torch."""
+
+    _agent: "_Agent"
+
+    def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
+        super().__init__(env, config, seed, group)
+        self._agent = _Agent(self._rollout_env, config, seed)
+        broadcast_parameters(group, self._agent.networks.parameters())
+
+    def _from_torch(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def _to_torch(self, array: Tensor) -> Tensor:
+        return array
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        set_learning_rate(self._agent.optimizer, learning_rate)
+
+
+class _Agent(PPO):
+    """Learns from the samples of all ranks. skrl's own distributed training, which has statistics per rank, is off."""
+
+    policy: "_Policy"
+    value: "_Value"
+    memory: "_Memory"
+    scheduler: "_Scheduler"
+
+    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, seed: int):
+        env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl")
+        boxes = spaces(widths, env.num_actions, env.device)
+        generator = torch.Generator().manual_seed(seed)
+        memory = _Memory(group, memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
+        options = agent_options(config, widths, _Scaler, group=group, device=env.device)
+        super().__init__(
+            models={"policy": _Policy(boxes, config, generator), "value": _Value(boxes, config, generator)},
+            memory=memory,
+            cfg=PPO_CFG(
+                **options,
+                learning_rate_scheduler=_Scheduler,
+                learning_rate_scheduler_kwargs={"config": config, "rollout_env": rollout_env},
+                experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
+            ),
+            **boxes,
+        )
+        modules = {
+            "policy": self.policy,
+            "value": self.value,
+            "observation_scaler": self._observation_preprocessor,
+            "state_scaler": self._state_preprocessor,
+            "value_scaler": self._value_preprocessor,
+        }
+        self.networks = nn.ModuleDict({name: part for name, part in modules.items() if isinstance(part, nn.Module)})
+        """Networks and normalizers."""
+        self.scaler = _GradientAverage(rollout_env)
+        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor)
+        self.init()
+        self.enable_training_mode()
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.tracking_data.clear()
+        self.scheduler.divergences.clear()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the latest update."""
+        entropy, std = self.policy.get_entropy(role="policy"), self.tracking_data["Policy / Standard deviation"]
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        return metrics(self.tracking_data, entropy, self.scheduler.divergences, learning_rate, cast("Any", std))
+
+    def policy_network(self) -> nn.Module:
+        """Return the mean action as a network of raw observations."""
+        if "observation_scaler" not in self.networks:
+            return self.policy.network
+        scaler = cast("_Scaler", self._observation_preprocessor)
+        mean, std = scaler.running_mean.float(), scaler.running_variance.float().sqrt() + scaler.epsilon
+        return nn.Sequential(ClippedNormalizer(mean, std, scaler.clip_threshold), self.policy.network)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "networks": {name: tensor.clone() for name, tensor in self.networks.state_dict().items()},
+            "optimizer": optimizer_state(self.optimizer),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.networks.load_state_dict(state["networks"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        names = ("policy", "observation_scaler")
+        networks = nn.ModuleDict({name: module for name, module in self.networks.items() if name in names})
+        found = state["networks"].items()
+        networks.load_state_dict({name: tensor for name, tensor in found if name.startswith(names)})
+
+
+class _Policy(GaussianMixin, Model):
+    def __init__(self, boxes: dict[str, Any], config: SkrlSettings, generator: torch.Generator):
+        Model.__init__(self, **boxes)
+        GaussianMixin.__init__(self)
+        sizes = (self.num_observations, config.layers, self.num_actions)
+        self.network = mlp(*sizes, config.activations, 0.01, generator)
+        self.log_std = nn.Parameter(torch.full((self.num_actions,), config.initial_log_std))
+
+    # The mixin passes the role by position, unlike the declaration in Model.
+    def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.network(inputs["observations"]), {"log_std": self.log_std}
+
+
+class _Value(DeterministicMixin, Model):
+    def __init__(self, boxes: dict[str, Any], config: SkrlSettings, generator: torch.Generator):
+        Model.__init__(self, **boxes)
+        DeterministicMixin.__init__(self)
+        self._input = "states" if boxes["state_space"] else "observations"
+        inputs = self.num_states or self.num_observations
+        self.network = mlp(inputs, config.layers, 1, config.activations, 1.0, generator)
+
+    # The mixin passes the role by position, unlike the declaration in Model.
+    def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.network(inputs[self._input]), {}
+
+
+class _Memory(RandomMemory):
+    """Standardizes advantages over the samples of all ranks."""
+
+    values: UnscaledValues
+
+    def __init__(self, group: Group, **options: Any):
+        super().__init__(**options)
+        self._group = group
+
+    def set_tensor_by_name(self, name: str, tensor: Tensor) -> None:
+        if name == "advantages":
+            advantages = self.values.take_advantages()
+            tensor = standardize(advantages, self._group.sum_(row_sums(advantages)))
+        super().set_tensor_by_name(name, tensor)
+
+    def sample(
+        self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
+    ) -> list[list[Tensor]]:
+        # skrl samples the order on the host and copies it to the GPU for every tensor of every minibatch.
+        parts = torch.randperm(batch_size, device=self.device).tensor_split(mini_batches)
+        found = [self.tensors_view.get(name) for name in names]
+        return [[cast("Tensor", None) if rows is None else rows[part] for rows in found] for part in parts]
+
+
+class _Scaler(RunningStandardScaler):
+    """Has the same statistics, of the samples of all ranks, on each rank."""
+
+    running_mean: Tensor
+    running_variance: Tensor
+    current_count: Tensor
+
+    def __init__(self, width: int, group: Group, device: torch.device):
+        super().__init__(width, device=device)
+        self._group = group
+
+    def forward(
+        self, x: Tensor | None, *, train: bool = False, inverse: bool = False, no_grad: bool = True
+    ) -> Tensor | None:
+        if train and x is not None:
+            sums = self._group.sum_(row_sums(x, self.running_mean))
+            merge_(self.current_count, self.running_mean, self.running_variance, sums)
+        return super().forward(x, inverse=inverse, no_grad=no_grad)
+
+
+class _Scheduler(KLAdaptiveLR):
+    """Adapts the learning rate to the KL divergence over all ranks, which keep one learning rate, and records it."""
+
+    def __init__(self, optimizer: Optimizer, *, config: SkrlSettings, rollout_env: RolloutEnv):
+        self._adaptive = config.learning_rate_scheduler != "none"
+        self._rollout_env = rollout_env
+        self.divergences: list[float] = []
+        super().__init__(optimizer, kl_threshold=config.kl_threshold)
+
+    def step(self, kl: Tensor | float | None = None, *, epoch: int | None = None) -> None:
+        if kl is None:  # torch's constructor
+            return
+        self.divergences.append(self._rollout_env.average(cast("float", kl)))
+        if self._adaptive:
+            super().step(self.divergences[-1])
+
+
+class _GradientAverage(torch.amp.GradScaler):
+    """Averages gradients over ranks where skrl would undo the scaling of mixed precision: after the backward pass and
+    before the gradient is clipped."""
+
+    def __init__(self, rollout_env: RolloutEnv):
+        super().__init__(rollout_env.env.device.type, enabled=False)
+        self._group, self._share = rollout_env.group, rollout_env.share
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        average_gradients(self._group, self._share, optimizer)

@@ -1,0 +1,1 @@
+"""Signals and standard streams of one process."""

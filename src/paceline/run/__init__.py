@@ -1,0 +1,1 @@
+"""One run: configuration, directory, checkpoints, metrics."""

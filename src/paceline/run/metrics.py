@@ -1,0 +1,127 @@
+"""Metrics of a run: means over episodes, TensorBoard and the console."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paceline.validation import shown
+
+# Minimum number of latest episodes that a mean covers, so that it is not noisy.
+EPISODES = 100
+# Minimum time between two lines where the output is not a terminal, s.
+PLAIN_SECONDS = 5.0
+
+
+class EpisodeMeans:
+    """Means over the latest episodes, from the sums of each iteration."""
+
+    def __init__(self) -> None:
+        self._sums: deque[dict[str, float]] = deque()
+
+    def add(self, sums: dict[str, float]) -> None:
+        """Add the sums over the episodes that ended in an iteration; `episodes` is their number."""
+        if sums["episodes"]:
+            self._sums.append(sums)
+        while sum(s["episodes"] for s in list(self._sums)[1:]) >= EPISODES:
+            self._sums.popleft()
+
+    def means(self) -> dict[str, float]:
+        """Return the means by name; empty before the first episode has ended."""
+        episodes = sum(s["episodes"] for s in self._sums)
+        names = [name for name in self._sums[0] if name != "episodes"] if self._sums else []
+        return {name: sum(s[name] for s in self._sums) / episodes for name in names}
+
+    def state(self) -> dict[str, object]:
+        return {"sums": list(self._sums)}
+
+    def load_state(self, state: dict, names: Iterable[str]) -> None:
+        """Restore the sums of a checkpoint. Sums with other names are dropped: the task may have other rewards by
+        now."""
+        for sums in state["sums"]:
+            if (
+                not all(type(number) in (int, float) for number in sums.values())
+                or not 1 <= sums["episodes"] < math.inf
+            ):
+                raise ValueError(f"episodes are {shown(sums)}, not sums over episodes that ended")
+        self._sums = deque(sums for sums in state["sums"] if sums.keys() == {"episodes", *names})
+
+
+class TensorBoard:
+    """Writes one event file per session. After a resume, TensorBoard hides what an earlier session wrote past the
+    checkpoint."""
+
+    def __init__(self, directory: Path, first_iteration: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        _order_before(directory, int(time.time()))
+        self._writer = SummaryWriter(str(directory), purge_step=first_iteration)
+
+    def write(self, iteration: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, iteration)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _order_before(directory: Path, now: int) -> None:
+    """Rename the event files that would not sort before one that is written from `now` on. TensorBoard reads files in
+    the order of their names, which begin with the time in seconds; the clock may have been set back since."""
+    prefix = "events.out.tfevents."
+    later = [file for file in sorted(directory.glob(f"{prefix}*")) if file.name >= f"{prefix}{now:010d}"]
+    for index, file in enumerate(later):
+        file.rename(file.with_name(f"{prefix}{now - 1:010d}.~{index:04d}.{file.name.removeprefix(prefix)}"))
+
+
+class ConsoleProgress:
+    """A progress bar on a terminal; a line every few seconds elsewhere."""
+
+    def __init__(self, console: Console, first_iteration: int, iterations: int, max_episode_steps: int):
+        self._console, self._iterations, self._episode_steps = console, iterations, max_episode_steps
+        self._started, self._first, self._printed = time.monotonic(), first_iteration, -PLAIN_SECONDS
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("iteration"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=10),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("left"),
+                console=console,
+            )
+            self._bar.start()
+            self._line = self._bar.add_task("first iteration", total=iterations, completed=first_iteration)
+
+    def show(self, iteration: int, steps_per_second: float, means: dict[str, float]) -> None:
+        reward, length = means.get("return"), means.get("length")
+        text = f"{_short(steps_per_second)} steps/s"
+        if reward is not None and length is not None:
+            text += f"  return {reward:.1f}  length {length:.0f}/{self._episode_steps}"
+        if self._bar:
+            self._bar.update(self._line, completed=iteration, description=text)
+            return
+        now = time.monotonic() - self._started
+        if now - self._printed >= PLAIN_SECONDS or iteration == self._iterations:
+            self._printed = now
+            left = now / (iteration - self._first) * (self._iterations - iteration)
+            self._console.print(f"iteration {iteration}/{self._iterations}  {text}  {left:.0f} s left", soft_wrap=True)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def _short(number: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

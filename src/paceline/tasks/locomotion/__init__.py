@@ -1,0 +1,1 @@
+"""Tasks in which a robot runs forward."""

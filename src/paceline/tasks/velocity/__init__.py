@@ -1,0 +1,1 @@
+"""Tasks in which a legged robot follows a velocity command."""

@@ -1,0 +1,182 @@
+"""A quadruped follows a commanded velocity over rough terrain whose difficulty follows its progress."""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Annotated, Self
+
+import mujoco
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from paceline.env.task import EnvState, ResetState
+from paceline.env.training_settings import TrainingSettings
+from paceline.errors import UserError
+from paceline.robots.legged import GO1
+from paceline.robots.terrain import KINDS, Terrain
+from paceline.tasks.registry import TaskEntry
+from paceline.tasks.velocity.go1_velocity import Go1Rewards, Go1Velocity
+
+# Points of the height scan: meters ahead of the trunk and to its left.
+_SCAN = tuple(product([round(0.15 * i, 2) for i in range(-5, 6)], [round(0.15 * i, 2) for i in range(-3, 4)]))
+_Levels = Annotated[int, Ge(1), Le(100)]
+_MAX_BORDER = 1e6
+"""Maximum width of the flat border around the terrain, m."""
+_SCAN_NOISE = 0.05
+"""Half-width of the noise of the height scan, m."""
+
+
+def _rewards() -> Go1Rewards:
+    # Slopes and stairs need vertical velocity and tilt.
+    return Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
+
+
+@dataclass(frozen=True)
+class Go1VelocityRough(Go1Velocity):
+    """Each env has one kind of terrain. A robot that follows its commands to the end of an episode starts the next one
+    a level higher, a robot that falls or stays behind a level lower, and a robot that masters the last level at a
+    random level."""
+
+    terrain_levels: _Levels = 10
+    """Number of levels of difficulty, 1 to 100. Each level has a patch of every kind of terrain."""
+    initial_terrain_levels: _Levels = 4
+    """Number of easiest levels from which the first level is sampled, 1 to terrain-levels."""
+    curriculum: bool = True
+    """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
+    terrain_seed: Annotated[int, Ge(0)] = 0
+    """Seed of the random parts of the terrain, at least 0."""
+    rewards: Go1Rewards = field(default_factory=_rewards)
+
+    num_reset_samples = Go1Velocity.num_reset_samples + 2
+    num_step_samples = Go1Velocity.num_step_samples + len(_SCAN)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.initial_terrain_levels > self.terrain_levels:
+            raise UserError(
+                f"--env.initial-terrain-levels {self.initial_terrain_levels} is more than --env.terrain-levels "
+                f"{self.terrain_levels}"
+            )
+
+    @property
+    def terrain(self) -> Terrain:
+        # The border is so wide that a robot cannot leave it within an episode, also if it is pushed.
+        distance = 1.5 * math.hypot(self.max_forward_speed, self.max_lateral_speed) * self.episode_seconds
+        return Terrain(self.terrain_levels, border=min(max(5.0, distance), _MAX_BORDER), seed=self.terrain_seed)
+
+    def model(self) -> mujoco.MjModel:
+        scene = GO1.scene(self.robot)
+        self.terrain.replace_floor(scene)
+        # At the origin four patches meet; the first level of waves is flat there, at height zero.
+        home = scene.keys[0]
+        home.qpos = [*self.terrain.middle(0.0, 0.0), *list(home.qpos)[2:]]
+        return scene.compile()
+
+    def constants(self) -> dict[str, tuple[float, ...]]:
+        forward, left = zip(*_SCAN, strict=True)
+        heights = tuple(self.terrain.heights().ravel().tolist())
+        return super().constants() | {"terrain_heights": heights, "scan_forward": forward, "scan_left": left}
+
+    def state_spec(self) -> dict[str, int]:
+        return super().state_spec() | {
+            # 1 after the first reset.
+            "started": 1,
+            "terrain_level": 1,
+            "terrain_kind": 1,
+            # Distances in this episode, m: largest from the center of the patch, along the commands, and commanded.
+            "max_distance": 1,
+            "distance_walked": 1,
+            "distance_commanded": 1,
+            "scan_noise": len(_SCAN),
+        }
+
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        own, rest = uniform[:, :2], uniform[:, 2:]
+        flat = super().reset(state, rest)
+        started = state.task_state["started"] > 0.0
+        kind = torch.where(started, state.task_state["terrain_kind"], (own[:, :1] * len(KINDS)).floor())
+        level = self._next_level(state, started, own[:, 1:])
+        position = flat.qpos[:, :2] + torch.cat(self.terrain.middle(level, kind), dim=1)
+        ground = self._terrain_height(state, *position.split(1, dim=1))
+        zero = torch.zeros_like(level)
+        task_state = {"started": torch.ones_like(level), "terrain_level": level, "terrain_kind": kind}
+        task_state |= {"max_distance": zero, "distance_walked": zero, "distance_commanded": zero}
+        qpos = torch.cat((position, flat.qpos[:, 2:3] + ground, flat.qpos[:, 3:]), dim=1)
+        return ResetState(qpos, flat.qvel, flat.task_state | task_state)
+
+    def _next_level(self, state: EnvState, started: Tensor, uniform: Tensor) -> Tensor:
+        """Return the level of the next episode, [env, 1]."""
+        random_level = (uniform * self.terrain_levels).floor()
+        if not self.curriculum:
+            return random_level
+        walked, commanded = state.task_state["distance_walked"], state.task_state["distance_commanded"]
+        fell = self.terminated(state).unsqueeze(1)
+        time_out = (state.episode_step.unsqueeze(1) + 0.5) * self.step_seconds > self.episode_seconds
+        # A robot that turns in place has not crossed its terrain.
+        crossed = state.task_state["max_distance"] > 0.25 * self.terrain.patch
+        up = time_out & ~fell & (walked > 0.75 * commanded) & crossed
+        down = fell | (time_out & (walked < 0.5 * commanded))
+        level = (state.task_state["terrain_level"] + up.float() - down.float()).clamp(min=0.0)
+        level = torch.where(level < self.terrain_levels, level, random_level)
+        return torch.where(started, level, (uniform * self.initial_terrain_levels).floor())
+
+    def for_evaluation(self) -> Self:
+        return replace(super().for_evaluation(), curriculum=False)
+
+    def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
+        rest, noise = uniform[:, : -len(_SCAN)], uniform[:, -len(_SCAN) :]
+        previous = state.task_state
+        command, velocity = previous["command"][:, :2], state.sensor("velocity")[:, :2]
+        commanded_speed = command.norm(dim=1, keepdim=True)
+        speed = (velocity * command).sum(1, keepdim=True) / commanded_speed.clamp(min=1e-3)
+        center = torch.cat(self.terrain.middle(previous["terrain_level"], previous["terrain_kind"]), dim=1)
+        distance = (state.qpos[:, :2] - center).abs().amax(1, keepdim=True)
+        return super().update_state(state, rest) | {
+            "max_distance": torch.maximum(previous["max_distance"], distance),
+            "distance_walked": previous["distance_walked"] + speed * self.step_seconds,
+            "distance_commanded": previous["distance_commanded"] + commanded_speed * self.step_seconds,
+            "scan_noise": 2.0 * noise - 1.0,
+        }
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        flat, scan = super().observe(state), self._height_scan(state)
+        noisy = scan + self.observation_noise_scale * _SCAN_NOISE * state.task_state["scan_noise"]
+        # The height of the trunk, which is last, is replaced by the scan, which is relative to the ground.
+        return {
+            "policy": torch.cat((flat["policy"], noisy), dim=1),
+            "critic": torch.cat((flat["critic"][:, :-1], scan), dim=1),
+        }
+
+    def metrics(self, state: EnvState) -> dict[str, Tensor]:
+        return super().metrics(state) | {"terrain_level": state.task_state["terrain_level"][:, 0]}
+
+    def _height_scan(self, state: EnvState) -> Tensor:
+        """Return the height of the terrain around the robot relative to the ground under a standing robot, m,
+        [env, point]."""
+        x, y, z, qw, qx, qy, qz = state.qpos[:, :7].split(1, dim=1)
+        # Horizontal direction of the forward axis of the trunk.
+        forward_x, forward_y = 1.0 - 2.0 * (qy * qy + qz * qz), 2.0 * (qx * qy + qw * qz)
+        length = torch.sqrt(forward_x * forward_x + forward_y * forward_y).clamp(min=1e-6)
+        cos, sin = forward_x / length, forward_y / length
+        forward, left = state.constants["scan_forward"], state.constants["scan_left"]
+        height = self._terrain_height(state, x + cos * forward - sin * left, y + sin * forward + cos * left)
+        return (height - z + state.constants["default_height"]).clamp(-1.0, 1.0)
+
+    def _terrain_height(self, state: EnvState, x: Tensor, y: Tensor) -> Tensor:
+        return self.terrain.height_at(state.constants["terrain_heights"], x, y)
+
+
+ENTRY = TaskEntry(
+    Go1VelocityRough,
+    summary="a quadruped of the Go1's class follows a commanded velocity over slopes, stairs and rubble",
+    training=TrainingSettings(
+        hidden_layers=(512, 256, 128),
+        entropy_weight=0.01,
+        overrides={
+            "rl_games": {"entropy_coef": 0.0},
+        },
+    ),
+    max_iterations=1500,
+    cpu_envs=512,
+)

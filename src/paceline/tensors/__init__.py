@@ -1,0 +1,1 @@
+"""Pure tensor code: random numbers, graphs, statistics, flat parameters, rotations."""

@@ -1,0 +1,1 @@
+"""What a run on one rank consists of: plan, env and learner, session, console output."""

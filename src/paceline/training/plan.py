@@ -1,0 +1,143 @@
+"""Decide where a run is stored and which checkpoint it starts from."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.distributed.launch_record import LaunchRecord
+from paceline.errors import UserError
+from paceline.learners.learner import settings_of
+from paceline.learners.settings import Settings, flag
+from paceline.run import checkpoint
+from paceline.run.config import MOST_ENVS, TrainConfig
+from paceline.run.directory import RunDir
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Decisions of the main rank for all ranks."""
+
+    run: RunDir
+    checkpoint: Path | None = None
+    """Checkpoint to start from; None starts with new weights."""
+    total_envs: int | None = None
+    """Number of envs over all ranks, if an earlier start of the run has set it."""
+    restarts: int = 0
+    is_new: bool = True
+    """Whether the directory has not held this run before."""
+    completed: bool = False
+    """Whether the run has completed already, so that nothing is left to do."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """State that a run starts from."""
+
+    saved: dict[str, Any] | None
+    """Content of the checkpoint."""
+    total_envs: int
+    """Number of envs over all ranks."""
+    iteration: int = 0
+    """Number of iterations done."""
+    new_learning_rate: bool = False
+    """Whether the configuration's learning rate replaces the one in the checkpoint."""
+    changed_options: tuple[str, ...] = ()
+    """Task options that differ from those the run was trained with, as flags."""
+
+
+def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: LaunchRecord) -> Plan:
+    """Decide where the run is stored and where it starts.
+
+    Continue the run that this launch began, or that the scheduler requeued; otherwise start from the checkpoint that
+    the user `named`; otherwise continue the run in a directory that the user named; otherwise start a new run.
+    """
+    for place in run.alternatives():
+        result = place.result()
+        if launch.began(result) or (launch.was_requeued_from(result) and not _differences(place, config)):
+            return _continue(place, result)
+    if named:
+        return Plan(run, named, is_new=False)
+    if run.given and run.config_file.is_file():
+        if differing := _differences(run, config):
+            raise UserError(
+                f"{run.path} holds a run with other settings ({differing[0]}): choose another --run-dir, or continue "
+                f"that run with --resume {run.path}"
+            )
+        return _continue(run, run.result())
+    run.check_new()
+    return Plan(run)
+
+
+def _continue(run: RunDir, result: dict[str, Any]) -> Plan:
+    if result.get("status") == "completed":
+        return Plan(run, completed=True)
+    files, total, restarts = checkpoint.listing(run.checkpoints), result.get("total_envs"), result.get("restarts")
+    return Plan(
+        run,
+        files[-1] if files else None,
+        total if isinstance(total, int) and total > 0 else None,
+        restarts + 1 if isinstance(restarts, int) else 1,
+        is_new=False,
+    )
+
+
+def _differences(run: RunDir, config: TrainConfig) -> list[str]:
+    """Return the settings in which the stored configuration of `run` differs, each as "NAME VALUE, now VALUE"."""
+    if not run.config_file.is_file():
+        return []
+    then, now = run.config().by_name(), config.by_name()
+    names = dict.fromkeys((*now, *then))
+    return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
+
+
+def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) -> Start:
+    """Read the checkpoint of `plan`, if it has one, and check that the run can continue with `config`."""
+    if plan.checkpoint is None:
+        return Start(None, plan.total_envs or config.total(ranks))
+    saved, stored = checkpoint.load(plan.checkpoint), plan.run.config()
+    envs, iteration = _counts(saved, str(plan.checkpoint))
+    changed = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
+    if changed and config.total(ranks) != envs:
+        remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
+        raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
+    # Checkpoints of earlier versions do not have the settings they were trained with.
+    trained_with = saved.get("settings")
+    if not isinstance(trained_with, dict):
+        trained_with = dataclasses.asdict(settings_of(stored.learner, stored.settings))
+    for name in settings.fixed:
+        then, now = _plain(trained_with.get(name)), _plain(getattr(settings, name))
+        if then != now:
+            raise UserError(
+                f"{flag(settings, name)} {_words(now)} with --resume: it is {_words(then)} in this run and "
+                "cannot change after the start; leave it out, or start a new run"
+            )
+    if iteration >= config.max_iterations:
+        raise UserError(
+            f"the run has completed {iteration} iterations: set --max-iterations, now {config.max_iterations}, to a "
+            "larger total"
+        )
+    then, now = (described.by_name() for described in (stored, config))
+    options = tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name))
+    new_rate = settings.learning_rate != trained_with.get("learning_rate")
+    return Start(saved, envs, iteration, new_rate, options)
+
+
+def _counts(saved: dict[str, Any], source: str) -> tuple[int, int]:
+    """Return the number of envs over all ranks and the number of iterations in a checkpoint."""
+    with checkpoint.reading(source):
+        envs, iteration = saved["num_envs"], saved["learner"]["iteration"]
+        checkpoint.whole_number("num_envs", envs)
+        checkpoint.whole_number("iteration", iteration)
+        if not 0 < envs <= MOST_ENVS:
+            raise ValueError(f"num_envs is {envs}, not a number from 1 to {MOST_ENVS}")
+        return envs, iteration
+
+
+def _plain(value: Any) -> Any:
+    """Return tuples as lists, as checkpoints have them."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

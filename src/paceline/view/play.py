@@ -1,0 +1,143 @@
+"""Record a video of a trained policy, rendered without a display."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import mujoco
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import CommandDisplay
+from paceline.env.vec_env import RenderableEnv, VecEnv
+from paceline.errors import UserError
+from paceline.run.directory import RunDir
+from paceline.training.build import playable
+from paceline.view.camera import Camera
+from paceline.view.opengl import mujoco_gl_variable
+from paceline.view.overlay import MIN_HEIGHT, REFRESH_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of
+from paceline.view.video import check_format, check_writable, frame_rate, letterbox, write_video
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Content of a recorded video."""
+
+    file: Path
+    seconds: float
+    """Length of the video, which is also the simulated time."""
+    num_ended: int
+    """Number of episodes that ended."""
+    mean_reward: float
+    """Mean reward per step."""
+    episodes: tuple[Episode, ...]
+    """All episodes, including the unfinished one at the end."""
+
+
+def record(
+    run: str,
+    video: Path | None,
+    seconds: float,
+    width: int,
+    height: int,
+    seed: int,
+    task: str | None = None,
+    activation: str | None = None,
+    overlay: bool = True,
+) -> Recording:
+    """Run the policy without exploration noise in one env on the CPU, and write an mp4. The arguments `run`, `task` and
+    `activation` are those of `playable`. With `overlay`, the video shows the command and the rewards."""
+    check_format(video, seconds, width, height)
+    trained = playable(run, task, activation, seed, renderable=True)
+    env, file = trained.env, video or RunDir(trained.folder).videos / f"iteration_{trained.iteration:04d}.mp4"
+    check_writable(file)
+
+    steps = max(1, round(seconds / env.step_seconds))
+    rollout = _PolicyRollout(env, trained.policy, steps)
+    steps_per_frame, rate = frame_rate(env.step_seconds)
+    with _renderer(env, width, height, show_arrows=overlay) as render:
+        frames = (render() for _ in rollout.run(steps_per_frame))
+        if overlay and height >= MIN_HEIGHT:
+            frames = _with_panel(frames, env, rollout.scores, height, float(rate))
+        write_video(file, frames, width, height, rate)
+    scores = rollout.scores
+    return Recording(
+        file, steps * env.step_seconds, len(scores.ended), rollout.total_reward / steps, scores.all_episodes()
+    )
+
+
+class _PolicyRollout:
+    """Runs a policy in the env with index 0."""
+
+    def __init__(self, env: VecEnv, policy: torch.nn.Module, steps: int):
+        self._env, self._policy, self._steps = env, policy, steps
+        self.scores, self.total_reward = Scores(env), 0.0
+
+    @torch.inference_mode()
+    def run(self, steps_per_frame: int) -> Iterator[None]:
+        """Yield before every `steps_per_frame`-th step. After the end of an episode, the next one starts."""
+        obs = self._env.reset()
+        console = Console(stderr=True)
+        for step in track(
+            range(self._steps), "rendering", console=console, transient=True, disable=not console.is_terminal
+        ):
+            if step % steps_per_frame == 0:
+                yield
+            result = self._env.step(self._policy(obs))
+            obs = result.obs
+            self.total_reward += result.reward.item()
+            self.scores.add(result)
+
+
+def _with_panel(
+    frames: Iterator[np.ndarray], env: VecEnv, scores: Scores, height: int, rate: float
+) -> Iterator[np.ndarray]:
+    panel, frames_per_update, num_ended = Panel(height), max(1, round(REFRESH_SECONDS * rate)), 0
+    for number, frame in enumerate(frames):
+        if number % frames_per_update == 0 or len(scores.ended) > num_ended:
+            num_ended = len(scores.ended)
+            panel.update(scores, command_of(env))
+        yield panel.blend(frame)
+
+
+@contextmanager
+def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterator[Callable[[], np.ndarray]]:
+    """Provide a function that renders the current state of env 0 as an image, uint8 RGB [height, width, 3]."""
+    if not isinstance(env, RobotEnv):
+        # `playable` returns no other kind of env if it is to be rendered.
+        renderable = cast("RenderableEnv", env)
+        with mujoco_gl_variable():
+            yield lambda: letterbox(_image_of(renderable), width, height)
+        return
+    data, arrows = mujoco.MjData(env.sim.model), VelocityArrows(env.sim.model)
+    with Camera(env.sim.model, width, height) as camera:
+
+        def render() -> np.ndarray:
+            command = command_of(env)
+            copy_state(env, command, data)
+            return camera.render(data, arrows.of(command, data) if show_arrows else ())
+
+        yield render
+
+
+def _image_of(env: RenderableEnv) -> np.ndarray:
+    try:
+        return env.render()
+    except Exception as error:
+        # Every simulator raises its own exceptions; their messages name what is missing.
+        raise UserError(f"the environment cannot be rendered: {' '.join(str(error).split())}") from error
+
+
+def copy_state(env: RobotEnv, command: CommandDisplay | None, data: mujoco.MjData) -> None:
+    """Copy the state of env 0, and the goal rotation of its command to the first mocap body."""
+    for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
+        getattr(data, name)[:] = getattr(env.sim, name)[0].numpy()
+    if command and command.rotation is not None and len(data.mocap_quat):
+        data.mocap_quat[0] = command.rotation[0].numpy()
+    data.time = env.sim.time[0].item()
+    mujoco.mj_forward(env.sim.model, data)

@@ -1,0 +1,65 @@
+"""The two-stage parse of `paceline train`."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.doctor import DoctorArguments
+from paceline.cli.options import option_names, parse_options
+from paceline.cli.play import PlayArguments
+from paceline.cli.train_arguments import TrainArguments, parse
+from paceline.errors import UserError
+
+CPU = ["--gpu-ids", "none"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["cartpole", "--seed", "3"],
+        ["--seed", "3", "cartpole"],
+        ["--headless", "cartpole", "--seed=3"],
+        ["--learner", "ppo", "cartpole", "--seed", "3"],
+        ["--seed", "3", "--task", "cartpole"],
+        ["--task=cartpole", "--seed=3"],
+    ],
+)
+def test_the_task_may_be_anywhere_on_the_line(argv: list[str]):
+    command = parse([*argv, *CPU])
+    assert (command.task, command.config.task, command.config.seed) == ("cartpole", "cartpole", 3)
+
+
+def test_the_last_of_several_values_counts_and_underscores_equal_dashes():
+    argv = ["cartpole", *CPU, "--num_envs", "4", "--num-envs", "8", "--learner", "skrl", "--learner=rsl_rl"]
+    config = parse(argv).config
+    assert (config.num_envs, config.learner) == (8, "rsl_rl")
+    assert config.settings["num_steps_per_env"] > 0
+
+
+def test_the_framework_selects_the_learner():
+    assert parse(["cartpole", *CPU, "--learner", "skrl", "--ml_framework", "jax"]).config.learner == "skrl_jax"
+    with pytest.raises(UserError, match="only skrl has JAX"):
+        parse(["cartpole", *CPU, "--ml-framework", "jax"])
+
+
+def test_options_of_another_learner_do_not_exist():
+    with pytest.raises(UserError, match=r"unknown option '--rsl-rl\.lam'"):
+        parse(["cartpole", *CPU, "--rsl-rl.lam", "0.5"])
+
+
+def test_a_switch_given_by_flag_replaces_the_value_of_a_configuration_file(tmp_path: Path):
+    file = tmp_path / "rsl_rl.yaml"
+    file.write_text("algorithm: {use_clipped_value_loss: true}\n")
+    argv = ["cartpole", *CPU, "--learner", "rsl_rl", "--learner-config", str(file)]
+    assert parse(argv).config.settings["use_clipped_value_loss"] is True
+    assert parse([*argv, "--rsl-rl.no-use-clipped-value-loss"]).config.settings["use_clipped_value_loss"] is False
+
+
+@pytest.mark.parametrize("kind", [TrainArguments, DoctorArguments, PlayArguments])
+def test_option_names_are_those_of_the_help_page(kind: type, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse_options(kind, ["--help"], "test")
+    page = capsys.readouterr().out
+    names = option_names(kind)
+    assert len(names) >= 7
+    assert not [name for name in names if f" {name} " not in page and f" {name}, " not in page]

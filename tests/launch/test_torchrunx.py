@@ -1,0 +1,184 @@
+"""torchrunx as the launcher: ranks on this host, and on two hosts over SSH."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.run import checkpoint
+from tests.distributed.faults import install, start
+from tests.distributed.namespaces import Node, network
+from tests.signals import processes_of_group
+
+SECONDS = 60.0
+# torchrunx waits 30 s for a rank that does not end.
+SOON = 45.0
+TORCHRUNX = ["--gpu-ids", "none", "--launcher", "torchrunx"]
+SMALL = ["train", "cartpole", *TORCHRUNX, "--num-envs", "6", "--ppo.horizon", "8", "--ppo.hidden", "8"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("site"))
+
+
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def result(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "run" / "result.json").read_text())
+
+
+def on_this_host(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Start two ranks."""
+    with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *words) as process:
+        try:
+            said, complained = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+
+
+def test_two_ranks_on_this_host_need_no_ssh(tmp_path: Path):
+    done = on_this_host(tmp_path, "--max-iterations", "3")
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path)
+    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
+    assert sorted(log.name for log in (tmp_path / "run" / "workers").iterdir()) == ["rank_0.log", "rank_1.log"]
+
+
+def test_the_main_rank_speaks_to_the_terminal_and_nothing_lies_beside_the_run(tmp_path: Path):
+    done = on_this_host(tmp_path, "--max-iterations", "3")
+    assert done.returncode == 0, done.stderr
+    assert "12 envs on 2 ranks" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
+    done = on_this_host(tmp_path, "--total-envs", "1")
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("paceline:")]
+    assert lines == ["paceline: 1 envs are too few for 2 ranks: each needs one"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["kill", "terminal"])
+def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path):
+    run = tmp_path / "run"
+    words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "50"]
+    with start(tmp_path, tmp_path, *SMALL, *words) as process:
+        try:
+            until(lambda: checkpoint.listing(run / "checkpoints"))
+            # A terminal sends Ctrl-C to all processes of its foreground group: launcher, agent and ranks.
+            (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
+            assert process.wait(SOON) == 130
+            until(lambda: not processes_of_group(process.pid), SOON)
+        finally:
+            process.kill()
+    found = result(tmp_path)
+    assert found["status"] == "interrupted"
+    newest = checkpoint.load(checkpoint.newest(run / "checkpoints"))
+    assert newest["learner"]["iteration"] == found["iterations"]
+
+
+def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
+    run = tmp_path / "run"
+    words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "10"]
+    with start(tmp_path, tmp_path, *SMALL, *words) as process:
+        until(lambda: checkpoint.listing(run / "checkpoints"))
+        process.kill()
+        try:
+            until(lambda: not processes_of_group(process.pid), SOON)
+        finally:
+            for pid in processes_of_group(process.pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
+    """Two nodes with a real sshd on each, and a third from which they are called; a requested fault occurs on the
+    first two."""
+    keys, settings = tmp_path / "home" / ".ssh", tmp_path / "sshd_config"
+    keys.mkdir(parents=True)
+    for key in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)], check=True)
+    (keys / "config").write_text(f"Host *\n  User root\n  Port 2222\n  IdentityFile {keys / 'user'}\n")
+    settings.write_text(
+        f"Port 2222\nHostKey {keys / 'host'}\nAuthorizedKeysFile {keys / 'user.pub'}\n"
+        f"PermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n{fault and f'SetEnv FAULT={fault}'}\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with network(3) as nodes:
+        for node in nodes[:2]:
+            said = tmp_path / f"{node.name}.log"
+            node.start("/usr/sbin/sshd", "-D", "-e", "-f", str(settings), output=said)
+            until(lambda said=said: "listening" in said.read_text())
+        yield nodes
+
+
+def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[int, str]:
+    """Run the command that trains on the first two nodes from the third. Return its exit code and output. Afterwards
+    only sshd may run on the two."""
+    said, home = tmp_path / "said.log", str(tmp_path / "home")
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        *words,
+        *TORCHRUNX,
+        "--ranks",
+        "1",
+        "--hosts",
+        "node1",
+        "node2",
+    ]
+    command += ["--timeout", "5", "--run-dir", str(tmp_path / "run")]
+    # torchrunx may make a directory where it is started.
+    command = ["env", f"--chdir={tmp_path}", *command]
+    process = nodes[2].start(*command, output=said, HOME=home, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    code = process.wait(SECONDS)
+    until(lambda: [len(node.processes()) for node in nodes] == [1, 1, 0], SOON)
+    return code, said.read_text()
+
+
+@pytest.mark.root
+def test_two_hosts_train_as_one_over_ssh(site: Path, tmp_path: Path):
+    with hosts(tmp_path) as nodes:
+        code, said = call(nodes, tmp_path, site, "cartpole", "--num-envs", "6", "--max-iterations", "5")
+    assert code == 0, said
+    found = result(tmp_path)
+    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
+    for index in (0, 1):
+        log = (tmp_path / "run" / "workers" / f"rank_{index}.log").read_text()
+        assert "rank 0 on node1" in log
+        assert "rank 1 on node2" in log
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["raise", "SIGKILL"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_on_a_host_ends_the_command_and_leaves_nothing(
+    kind: str, rank: int, site: Path, tmp_path: Path
+):
+    with hosts(tmp_path, fault=f"{kind}:{rank}:60:{tmp_path / 'fault'}") as nodes:
+        code, said = call(nodes, tmp_path, site, "faulty")
+    assert (tmp_path / "fault").exists()
+    assert code == 1, said
+    assert "paceline: training failed: " in said
+    assert result(tmp_path)["status"] == "failed"
+    if kind == "raise":
+        assert "ArithmeticError: the wheel came off" in result(tmp_path)["cause"]
+        assert f"rank {rank} on node{rank + 1}" in result(tmp_path)["cause"]

@@ -1,0 +1,545 @@
+"""The libraries' own files as their users have them, and what is wrong with some."""
+
+import dataclasses
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.cli.train_arguments import parse as order
+from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS, settings_of
+from paceline.learners.native_config import Native, read
+from paceline.learners.rl_games.native_keys import KEYS as RL_GAMES_KEYS
+from paceline.learners.rl_games.settings import RlGamesSettings
+from paceline.learners.rsl_rl.native_keys import KEYS as RSL_RL_KEYS
+from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.settings import Settings
+from paceline.learners.skrl.native_keys import KEYS as SKRL_KEYS
+from paceline.learners.skrl.settings import SkrlSettings
+
+RSL_RL = """
+seed: 42
+device: cuda:0
+class_name: OnPolicyRunner
+num_steps_per_env: 16
+max_iterations: 150
+save_interval: 50
+experiment_name: cartpole_direct
+run_name: ''
+logger: tensorboard
+resume: false
+load_run: .*
+load_checkpoint: model_.*.pt
+clip_actions: null
+obs_groups: {actor: [policy], critic: [policy]}
+actor:
+  class_name: MLPModel
+  hidden_dims: [32, 32]
+  activation: elu
+  obs_normalization: false
+  distribution_cfg: {class_name: GaussianDistribution, init_std: 0.5, std_type: log}
+critic:
+  class_name: MLPModel
+  hidden_dims: [32, 32]
+  activation: elu
+  obs_normalization: false
+algorithm:
+  class_name: PPO
+  value_loss_coef: 1.0
+  use_clipped_value_loss: true
+  clip_param: 0.2
+  entropy_coef: 0.005
+  num_learning_epochs: 5
+  num_mini_batches: 4
+  learning_rate: 1.0e-3
+  schedule: adaptive
+  gamma: 0.99
+  lam: 0.95
+  desired_kl: 0.01
+  max_grad_norm: 1
+  normalize_advantage_per_mini_batch: false
+  rnd_cfg: null
+  symmetry_cfg: null
+"""
+
+OLDER_RSL_RL = """
+num_steps_per_env: 16
+max_iterations: 150
+empirical_normalization: null
+policy:
+  class_name: ActorCritic
+  init_noise_std: 0.5
+  noise_std_type: log
+  actor_obs_normalization: false
+  critic_obs_normalization: false
+  actor_hidden_dims: [32, 32]
+  critic_hidden_dims: [32, 32]
+  activation: elu
+algorithm: {class_name: PPO, entropy_coef: 0.005, learning_rate: 1e-3}
+"""
+
+RL_GAMES = """
+params:
+  seed: 42
+  env: {clip_actions: 1.0}
+  algo: {name: a2c_continuous}
+  model: {name: continuous_a2c_logstd}
+  network:
+    name: actor_critic
+    separate: False
+    space:
+      continuous:
+        mu_activation: None
+        sigma_activation: None
+        mu_init: {name: default}
+        sigma_init: {name: const_initializer, val: 0}
+        fixed_sigma: True
+    mlp:
+      units: [32, 32]
+      activation: elu
+      d2rl: False
+      initializer: {name: default}
+      regularizer: {name: None}
+  load_checkpoint: False
+  load_path: ''
+  config:
+    name: cartpole_direct
+    env_name: rlgpu
+    device: 'cuda:0'
+    device_name: 'cuda:0'
+    multi_gpu: False
+    ppo: True
+    mixed_precision: False
+    normalize_input: True
+    normalize_value: True
+    num_actors: -1
+    reward_shaper: {scale_value: 0.1}
+    normalize_advantage: True
+    gamma: 0.99
+    tau: 0.95
+    learning_rate: 5e-4
+    lr_schedule: adaptive
+    kl_threshold: 0.008
+    score_to_win: 20000
+    max_epochs: 150
+    save_best_after: 50
+    save_frequency: 25
+    grad_norm: 1.0
+    entropy_coef: 0.0
+    truncate_grads: True
+    e_clip: 0.2
+    horizon_length: 32
+    minibatch_size: 16384
+    mini_epochs: 8
+    critic_coef: 4
+    clip_value: True
+    seq_length: 4
+    bounds_loss_coef: 0.0001
+"""
+
+SKRL = """
+seed: 42
+models:
+  separate: False
+  policy:
+    class: GaussianMixin
+    clip_actions: False
+    clip_log_std: True
+    min_log_std: -20.0
+    max_log_std: 2.0
+    initial_log_std: 0.0
+    network:
+      - name: net
+        input: OBSERVATIONS
+        layers: [32, 32]
+        activations: elu
+    output: ACTIONS
+  value:
+    class: DeterministicMixin
+    clip_actions: False
+    network:
+      - name: net
+        input: STATES
+        layers: [32, 32]
+        activations: [elu, elu]
+    output: ONE
+memory: {class: RandomMemory, memory_size: -1}
+agent:
+  class: PPO
+  rollouts: 32
+  learning_epochs: 8
+  mini_batches: 8
+  discount_factor: 0.99
+  lambda: 0.95
+  learning_rate: 5.0e-04
+  learning_rate_scheduler: KLAdaptiveLR
+  learning_rate_scheduler_kwargs: {kl_threshold: 0.008}
+  state_preprocessor: RunningStandardScaler
+  state_preprocessor_kwargs: null
+  value_preprocessor: null
+  value_preprocessor_kwargs: null
+  random_timesteps: 0
+  learning_starts: 0
+  grad_norm_clip: 1.0
+  ratio_clip: 0.2
+  value_clip: 0.2
+  clip_predicted_values: True
+  entropy_loss_scale: 0.0
+  value_loss_scale: 2.0
+  kl_threshold: 0.0
+  rewards_shaper_scale: 0.1
+  time_limit_bootstrap: False
+  experiment: {directory: cartpole, experiment_name: '', write_interval: auto, checkpoint_interval: 320}
+trainer: {class: SequentialTrainer, timesteps: 4800, environment_info: log}
+"""
+
+FILES = {"rsl_rl": RSL_RL, "rl_games": RL_GAMES, "skrl": SKRL, "skrl_jax": SKRL}
+
+RSL_RL_SETTINGS = RslRlSettings(
+    num_steps_per_env=16, hidden_dims=(32, 32), obs_normalization=False, init_std=0.5, std_type="log"
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "learner.yaml"
+    file.write_text(text)
+    return file
+
+
+def changed(text: str, path: str, value: Any) -> str:
+    """A file with one value in it changed, or added."""
+    content = yaml.safe_load(text)
+    *above, last = path.split(".")
+    group = content
+    for name in above:
+        group = group[int(name)] if isinstance(group, list) else group.setdefault(name, {})
+    group[last] = value
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def native(learner: str, file: Path, base: Settings | None = None, num_envs: int | None = 4096, **given: Any) -> Native:
+    return read(learner, file, base or LEARNERS[learner].settings(), given, num_envs)
+
+
+def test_a_file_of_rsl_rl_becomes_settings_and_options_of_the_run(tmp_path: Path):
+    found = native("rsl_rl", write(tmp_path, RSL_RL))
+    assert found.settings == RSL_RL_SETTINGS
+    assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 50}
+    assert {"device", "experiment_name", "logger", "resume", "load_run"} <= set(found.ours)
+
+
+def test_an_older_file_of_rsl_rl_says_the_same(tmp_path: Path):
+    found = native("rsl_rl", write(tmp_path, OLDER_RSL_RL))
+    assert (found.settings, found.run, found.ours) == (RSL_RL_SETTINGS, {"max_iterations": 150}, ())
+
+
+def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Path):
+    found = native("rl_games", write(tmp_path, RL_GAMES))
+    assert found.settings == RlGamesSettings(
+        horizon_length=32,
+        minibatch_size_per_env=4,
+        mini_epochs=8,
+        units=(32, 32),
+        learning_rate=5e-4,
+        kl_threshold=0.008,
+        critic_coef=4.0,
+        bounds_loss_coef=1e-4,
+        reward_scale=0.1,
+        max_epochs=150,
+    )
+    assert type(vars(found.settings)["critic_coef"]) is float
+    assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 25}
+    assert {"params.config.score_to_win", "params.config.env_name"} <= set(found.ours)
+
+
+@pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])
+def test_a_file_of_skrl_becomes_settings_and_options_of_the_run(learner: str, tmp_path: Path):
+    found = native(learner, write(tmp_path, SKRL))
+    assert found.settings == SkrlSettings(
+        rollouts=32,
+        learning_epochs=8,
+        mini_batches=8,
+        layers=(32, 32),
+        learning_rate=5e-4,
+        kl_threshold=0.008,
+        value_normalization=False,
+        time_limit_bootstrap=False,
+        rewards_shaper_scale=0.1,
+    )
+    # The file counts steps: 4800 of them, 32 to an iteration.
+    assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 10}
+    assert "models.separate (policy and value have separate layers)" in found.ours
+
+
+def test_what_a_file_leaves_out_stays_as_the_task_has_it(tmp_path: Path):
+    base = RslRlSettings(num_steps_per_env=7, gamma=0.5)
+    found = native("rsl_rl", write(tmp_path, "algorithm: {lam: 0.9}"), base)
+    assert found == Native(dataclasses.replace(base, lam=0.9), {}, ())
+
+
+def test_what_a_file_leaves_to_the_library_stays_too(tmp_path: Path):
+    text = changed(changed(SKRL, "agent.experiment.checkpoint_interval", "auto"), "seed", None)
+    assert native("skrl", write(tmp_path, text)).run == {"max_iterations": 150}
+    text = changed(changed(RL_GAMES, "params.config.max_epochs", -1), "params.seed", 0)
+    assert native("rl_games", write(tmp_path, text)).run == {"seed": 0, "checkpoint_every": 25}
+
+
+def test_an_observation_preprocessor_counts_where_there_is_one(tmp_path: Path):
+    text = changed(changed(SKRL, "agent.observation_preprocessor", None), "agent.gae_lambda", 0.95)
+    found = native("skrl", write(tmp_path, text))
+    assert vars(found.settings)["observation_normalization"] is False
+    assert "agent.state_preprocessor" in found.ours
+
+
+def test_a_central_value_network_like_the_actor_is_supported(tmp_path: Path):
+    central = {"minibatch_size": 16384, "mini_epochs": 8, "learning_rate": "5e-4", "normalize_input": True}
+    central["network"] = {"name": "actor_critic", "central_value": True, "mlp": {"units": [32, 32]}}
+    text = changed(RL_GAMES, "params.config.central_value_config", central)
+    assert native("rl_games", write(tmp_path, text)).settings == native("rl_games", write(tmp_path, RL_GAMES)).settings
+
+
+@pytest.mark.parametrize("per_env", [1, 2, 16, 32])
+def test_a_minibatch_is_shared_among_the_worlds(per_env: int, tmp_path: Path):
+    found = native("rl_games", write(tmp_path, RL_GAMES), num_envs=16384 // per_env)
+    assert vars(found.settings)["minibatch_size_per_env"] == per_env
+
+
+@pytest.mark.parametrize(("num_envs", "near"), [(256, 32), (3000, 4), (100_000, 1)])
+def test_a_minibatch_that_does_not_fit_the_envs_is_rejected_with_one_that_does(
+    num_envs: int, near: int, tmp_path: Path
+):
+    file = write(tmp_path, RL_GAMES)
+    with pytest.raises(
+        UserError, match=f"learner.yaml: params.config.minibatch_size 16384 does not fit {num_envs} envs"
+    ) as refusal:
+        native("rl_games", file, num_envs=num_envs)
+    assert f"--rl-games.minibatch-size-per-env {near}, which makes it {near * num_envs}" in str(refusal.value)
+    text = changed(RL_GAMES, "params.config.minibatch_size", near * num_envs)
+    for found in (
+        native("rl_games", file, num_envs=num_envs, minibatch_size_per_env=near),
+        native("rl_games", write(tmp_path, text), num_envs=num_envs),
+    ):
+        assert vars(found.settings)["minibatch_size_per_env"] == near
+
+
+def test_a_minibatch_of_unknown_worlds_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"minibatch_size 16384 with --total-envs: give --rl-games.minibatch-size-per"):
+        native("rl_games", write(tmp_path, RL_GAMES), num_envs=None)
+
+
+ONLY = "Paceline supports only"
+BAD = [
+    ("rsl_rl", "num_step_per_env", 3, "unknown key 'num_step_per_env': did you mean 'num_steps_per_env'"),
+    ("rsl_rl", "algorithm.gama", 3, "unknown key 'gama': did you mean 'gamma'"),
+    ("rsl_rl", "algorithm.gamma", "high", "is high, but must be a number"),
+    ("rsl_rl", "algorithm.lam", None, "is null, but must be a number"),
+    ("rsl_rl", "algorithm", 3, "is 3, but must be a group of keys"),
+    ("rsl_rl", "num_steps_per_env", 1.5, "is 1.5, but must be a whole number"),
+    ("rsl_rl", "max_iterations", "many", "is many, but must be a whole number"),
+    ("rsl_rl", "actor.activation", "mish", "is mish, but must be one of elu, relu"),
+    ("rsl_rl", "algorithm.rnd_cfg", {"weight": 1.0}, f"is {{weight: 1.0}}: {ONLY} null"),
+    ("rsl_rl", "algorithm.symmetry_cfg", {"use": True}, f"is {{use: true}}: {ONLY} null"),
+    ("rsl_rl", "actor.class_name", "RNNModel", f"is RNNModel: {ONLY} MLPModel"),
+    ("rsl_rl", "clip_actions", 1.0, f"is 1.0: {ONLY} null"),
+    ("rsl_rl", "obs_groups.actor", ["camera"], f"is [camera]: {ONLY} [policy]"),
+    (
+        "rsl_rl",
+        "critic.hidden_dims",
+        [64],
+        "is [64], but actor.hidden_dims is [32, 32]: Paceline has one value for both",
+    ),
+    ("rl_games", "params.config.reward_shaper.scale", 1, "unknown key 'scale': did you mean 'scale_value'"),
+    ("rl_games", "params.config.gamma", True, "is true, but must be a number"),
+    ("rl_games", "params.network.mlp.units", ["a"], "is [a], but must be a list of whole numbers"),
+    ("rl_games", "params.network.rnn", {"name": "lstm"}, f"is {{name: lstm}}: {ONLY} files without it"),
+    ("rl_games", "params.network.cnn", {"type": "conv2d"}, f"is {{type: conv2d}}: {ONLY} files without it"),
+    ("rl_games", "params.network.space.continuous.fixed_sigma", False, f"is false: {ONLY} true"),
+    ("rl_games", "params.algo.name", "sac", f"is sac: {ONLY} a2c_continuous"),
+    ("rl_games", "params.config.central_value_config.network.mlp.units", [64], "is [64], but params.network.mlp.units"),
+    ("skrl", "models.policy.network.0.layer", [64], "unknown key 'layer': did you mean 'layers'"),
+    ("skrl", "models.value.network.0.activations", ["elu", "relu"], "is [elu, relu], but must be one of elu"),
+    ("skrl", "models.policy.network", [{}, {}], "has 2 parts"),
+    ("skrl", "models.value.output", "ACTIONS", f"is ACTIONS: {ONLY} ONE"),
+    ("skrl", "agent.time_limit_bootstrap", 3, "is 3, but must be true or false"),
+    ("skrl", "agent.learning_rate_scheduler", "StepLR", "is StepLR, but must be one of KLAdaptiveLR"),
+    ("skrl", "agent.kl_threshold", 0.01, f"is 0.01: {ONLY} 0; give learning_rate_scheduler KLAdaptiveLR"),
+    ("skrl", "agent.class", "SAC", f"is SAC: {ONLY} PPO"),
+]
+
+
+@pytest.mark.parametrize(("learner", "path", "value", "said"), BAD)
+def test_what_cannot_be_done_is_refused_by_its_path(learner: str, path: str, value: Any, said: str, tmp_path: Path):
+    native(learner, write(tmp_path, FILES[learner]))
+    with pytest.raises(UserError) as refusal:
+        native(learner, write(tmp_path, changed(FILES[learner], path, value)))
+    assert f"learner.yaml: {path.replace('.0', '')}" in str(refusal.value)
+    assert said in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path):
+    file = write(tmp_path, changed(RSL_RL, "algorithm.gamma", 1.5))
+    with pytest.raises(UserError, match=r"learner.yaml, combined with the flags: --rsl-rl.gamma 1.5 must be between"):
+        native("rsl_rl", file)
+    native("rsl_rl", file, gamma=0.9)
+
+
+@pytest.mark.parametrize("learner", ["ppo", *FILES])
+@pytest.mark.parametrize("other", ["rsl_rl", "rl_games", "skrl"])
+def test_a_file_of_another_library_is_known_as_such(learner: str, other: str, tmp_path: Path):
+    if other == learner.removesuffix("_jax"):
+        return
+    with pytest.raises(UserError, match=f"is a file of {other}, by its key '.*': use --learner {other}"):
+        native(learner, write(tmp_path, FILES[other]))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read --learner-config .*learner.yaml: No such file"),
+        (b"a: [1", "is not plain YAML: .*line 1"),
+        (b"a: !!python/tuple [1]", "is not plain YAML: could not determine a constructor"),
+        (b"\xff\xfe\xfa", "is not a text file"),
+        (b"just words", "is not a configuration: it holds no keys"),
+        (b"", "is not a configuration: it holds no keys"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(content: bytes | None, said: str, tmp_path: Path):
+    file = tmp_path / "learner.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=said) as refusal:
+        native("rsl_rl", file)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_the_native_learner_has_no_file(tmp_path: Path):
+    with pytest.raises(UserError, match="--learner ppo: choose from rsl_rl, rl_games, skrl"):
+        native("ppo", write(tmp_path, "horizon: 3"))
+
+
+def names(of: Any, *without: str) -> set[str]:
+    return set(inspect.signature(of).parameters) - {"self", *without}
+
+
+def test_the_keys_of_rsl_rl_are_those_of_the_installed_one():
+    from rsl_rl.algorithms import PPO
+    from rsl_rl.models import CNNModel, MLPModel, RNNModel
+    from rsl_rl.modules.distribution import GaussianDistribution
+
+    keys, made = RSL_RL_KEYS, ("obs", "obs_groups", "obs_set", "output_dim")
+    algorithm = names(PPO, "actor", "critic", "storage", "device", "multi_gpu_cfg")
+    # share_cnn_encoders is taken out before the constructor.
+    assert keys["algorithm"].keys() == algorithm | {"class_name", "share_cnn_encoders"}
+    for role in ("actor", "critic"):
+        known = keys[role].keys() - {"class_name", "stochastic", "init_noise_std", "noise_std_type"}
+        of_models = names(MLPModel, *made) | names(RNNModel, *made) | names(CNNModel, *made, "cnns")
+        assert known - {"state_dependent_std"} == of_models
+    assert keys["actor"]["distribution_cfg"].keys() - {"class_name"} == names(GaussianDistribution, "output_dim")
+
+
+def test_the_keys_of_skrl_are_those_of_the_installed_one():
+    from skrl.agents.torch import ExperimentCfg
+    from skrl.agents.torch.ppo import PPO_CFG
+    from skrl.resources.schedulers.torch import KLAdaptiveLR
+    from skrl.trainers.torch import SequentialTrainerCfg
+    from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_model
+
+    def fields(kind: type) -> set[str]:
+        return {field.name for field in dataclasses.fields(kind)}
+
+    keys, made = SKRL_KEYS, ("observation_space", "state_space", "action_space", "device", "return_source")
+    of_version_1 = {"lambda", "clip_predicted_values", "random_timesteps", "learning_starts"}
+    assert keys["agent"].keys() - {"class", "rewards_shaper_scale"} == fields(PPO_CFG) | of_version_1
+    assert keys["agent"]["experiment"].keys() == fields(ExperimentCfg)
+    assert keys["agent"]["learning_rate_scheduler_kwargs"].keys() == names(KLAdaptiveLR, "optimizer")
+    assert keys["trainer"].keys() - {"class"} == fields(SequentialTrainerCfg)
+    assert keys["models"]["policy"].keys() - {"class"} == names(gaussian_model, *made)
+    assert keys["models"]["value"].keys() - {"class"} == names(deterministic_model, *made)
+
+
+def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
+    from rl_games.algos_torch.a2c_continuous import A2CAgent
+    from rl_games.algos_torch.central_value import CentralValueTrain
+    from rl_games.algos_torch.network_builder import A2CBuilder
+    from rl_games.common.a2c_common import A2CBase, ContinuousA2CBase
+    from rl_games.common.tr_helpers import DefaultRewardsShaper
+
+    def read_by(*kinds: Any, of: str) -> set[str]:
+        source = "".join(inspect.getsource(kind) for kind in kinds)
+        return set(re.findall(rf"""\b{of}(?:\.get\(|\[)['"](\w+)['"]""", source))
+
+    keys = RL_GAMES_KEYS["params"]
+    # "network" is put there by the library itself.
+    assert read_by(A2CBase, ContinuousA2CBase, A2CAgent, of="config") - {"network"} <= keys["config"].keys()
+    central = keys["config"]["central_value_config"].keys() | {"device", "print_stats"}
+    assert read_by(CentralValueTrain, of="config") <= central
+    network = read_by(A2CBuilder, of="params")
+    assert "separate" in network
+    assert network <= keys["network"].keys()
+    assert keys["config"]["reward_shaper"].keys() == names(DefaultRewardsShaper)
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_task(tmp_path: Path):
+    words = ["cartpole", "--gpu-ids", "none", "--learner", "rsl_rl", "--learner_config", str(write(tmp_path, RSL_RL))]
+    config = order([*words, "--rsl-rl.lam=0.5", "--rsl_rl.num_learning_epochs", "3", "--seed", "7"]).config
+    expected = dataclasses.replace(RSL_RL_SETTINGS, lam=0.5, num_learning_epochs=3)
+    assert config.settings == dataclasses.asdict(expected)
+    assert (config.seed, config.max_iterations, config.checkpoint_every) == (7, 150, 50)
+
+
+def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
+    words = [
+        "cartpole",
+        "--gpu-ids",
+        "none",
+        "--learner",
+        "rl_games",
+        "--learner-config",
+        str(write(tmp_path, RL_GAMES)),
+    ]
+    with pytest.raises(UserError, match="does not fit 256 envs per rank and horizon_length 32"):
+        order(words)
+    settings = [
+        settings_of("rl_games", order([*words, *more]).config.settings)
+        for more in (
+            ["--num-envs", "1024"],
+            ["--rl-games.minibatch-size-per-env", "8"],
+            ["--rl-games.horizon-length", "64"],
+        )
+    ]
+    assert [(each.horizon, each.minibatches) for each in settings] == [(32, 2), (32, 4), (64, 1)]
+
+
+def test_a_file_with_a_run_to_resume_is_refused(tiny_run: Path, tmp_path: Path):
+    with pytest.raises(UserError, match=r"--learner-config file.yaml with --resume: the run has its settings"):
+        order(["--resume", str(tiny_run), "--learner-config", "file.yaml"])
+
+
+def test_a_run_trains_with_the_files_horizon_and_tells_what_it_sees_to_itself(tmp_path: Path):
+    write(tmp_path, RSL_RL)
+    words = ["--learner", "rsl_rl", "--learner-config", "learner.yaml", "--gpu-ids", "none", "--num-envs", "8"]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "cartpole",
+        *words,
+        "--max-iterations",
+        "2",
+        "--run-dir",
+        "run",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "learner.yaml: Paceline itself sets device, experiment_name" in done.stdout.splitlines()[0]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["iterations"], result["env_steps"]) == (2, 2 * 16 * 8)
