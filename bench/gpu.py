@@ -1,10 +1,9 @@
-"""Cartpole on one GPU: training beside the bare physics and beside mjlab, in one run, as ratios.
+"""Compare training rates on cartpole on one GPU with the bare physics and with mjlab, in one run.
 
     python bench/gpu.py --peer PYTHON        PYTHON has mjlab
     python bench/gpu.py --device cpu --num-envs 16 --iterations 2        a dry run without a GPU
 
-Two settings: the task as it ships, with its own learner settings; and with mjlab's physics, horizon, network, epochs
-and minibatches, beside mjlab itself.
+Measures two settings: the task's defaults, and mjlab's physics, horizon, network, epochs and minibatches.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import ENTRY, Cartpole
 
 SETTINGS = {
-    "as shipped": (Cartpole(), PpoSettings.from_training(ENTRY.training)),
+    "default": (Cartpole(), PpoSettings.from_training(ENTRY.training)),
     "mjlab's": (
         Cartpole(decimation=5, physics_hz=100.0),
         PpoSettings(horizon=32, epochs=5, minibatches=4, hidden=(64, 64)),
@@ -32,8 +31,8 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
-    parser.add_argument("--name", default="gpu", help="of the file in bench/results")
+    parser.add_argument("--peer", help="Python interpreter with mjlab; omit to skip the peer")
+    parser.add_argument("--name", default="gpu", help="name of the file in bench/results")
     args = parser.parse_args()
     rows = []
     for num_envs in args.num_envs:
@@ -59,8 +58,8 @@ def main() -> None:
 
 def measure(task: Cartpole, ppo: PpoSettings, num_envs: int, device: torch.device, iterations: int) -> dict[str, float]:
     physics = rates.physics(task, num_envs, device, ppo.horizon, max(2, iterations // 5))
-    ours = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(rates.WARM)
-    collect, train = ours["collect"], ours["train"]
+    rate = rates.paceline(task, num_envs, ppo, device, 4 + iterations).rates(rates.WARM)
+    collect, train = rate["collect"], rate["train"]
     return {
         "physics": physics,
         "collect": collect,

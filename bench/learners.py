@@ -1,9 +1,9 @@
-"""Every learner on one device: training rate beside the bare physics and beside mjlab's RSL-RL loop, in one run.
+"""Measure the training rate of every learner against the bare physics and against mjlab's RSL-RL loop, in one run.
 
     python bench/learners.py --peer PYTHON        PYTHON has mjlab
     python bench/learners.py --device cpu --num-envs 16 --iterations 2        a dry run without a GPU
 
-All have mjlab's physics, horizon, network, epochs and minibatches, so that only the machinery differs.
+All use mjlab's physics, horizon, network, epochs and minibatches.
 """
 
 import argparse
@@ -44,15 +44,15 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
-    parser.add_argument("--name", default="learners", help="of the file in bench/results")
+    parser.add_argument("--peer", help="Python interpreter with mjlab; omit to skip the peer")
+    parser.add_argument("--name", default="learners", help="name of the file in bench/results")
     args = parser.parse_args()
     device = torch.device(args.device)
     tune_torch(device)
     group = Group(Rank(device=device))
 
     physics = rates.physics(TASK, args.num_envs, device, PPO.horizon, max(2, args.iterations // 4))
-    rows = [{"learner": "the physics alone", "train": physics}]
+    rows = [{"learner": "physics only", "train": physics}]
     peer = None
     if args.peer:
         found = rates.mjlab(args.peer, args.num_envs, PPO, args.device, 4 + args.iterations).rates(rates.WARM)
@@ -75,7 +75,7 @@ def main() -> None:
     settings = {"task": asdict(TASK), **{name: asdict(SETTINGS[name]) for name in args.learners}}
     rates.write(args.name, num_envs=args.num_envs, unit="env steps per second", settings=settings, rows=rows)
     columns = max(rows, key=len)
-    table = Table(*columns, title=f"cartpole, {args.num_envs} worlds on {args.device}, env steps/s")
+    table = Table(*columns, title=f"cartpole, {args.num_envs} envs on {args.device}, env steps/s")
     for row in rows:
         table.add_row(*(rates.show(row.get(column, "")) for column in columns))
     Console(width=120).print(table)

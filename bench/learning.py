@@ -1,10 +1,10 @@
-"""Learning curves on cartpole: Paceline's PPO beside RSL-RL's, same env, sizes and settings, several seeds each.
+"""Compare learning curves of Paceline's PPO and RSL-RL's on cartpole: same env, sizes and settings, several seeds.
 
     nice .venv/bin/python bench/learning.py
 
-RSL-RL's runner is its own, unmodified; whatever is not a setting of both (weight initialisation, how the deviation is
-parametrised, how time limits are bootstrapped) is each side's own. Fails if our area under the curve of episode
-lengths is below 0.97 of RSL-RL's.
+RSL-RL's runner is unmodified. What is not a setting of both (weight initialization, parametrization of the standard
+deviation, bootstrapping at time limits) differs. Fails if Paceline's area under the curve of episode lengths is below
+0.97 of RSL-RL's.
 """
 
 import argparse
@@ -42,19 +42,19 @@ from paceline.tasks.cartpole import ENTRY
 PLOT = Path(__file__).parent.parent / "docs" / "images" / "learning.png"
 NOT_WORSE = 0.97
 LEARNED = 0.95
-"""Share of the longest possible episode at which we call the task learned."""
+"""Fraction of the longest possible episode at which the task counts as learned."""
 FEWEST_EPISODES = 100
-# From Okabe and Ito's palette, told apart with any kind of colour blindness.
-COLOURS = {"Paceline": "#0072B2", "RSL-RL": "#D55E00"}
+# From the palette of Okabe and Ito, which color-blind readers can distinguish.
+COLORS = {"Paceline": "#0072B2", "RSL-RL": "#D55E00"}
 
 
 class RecordedEnv(RobotEnv):
-    """Keeps the learning curve itself, so that it is computed alike whoever learns."""
+    """Env that records the learning curve, so that it is computed the same way for both learners."""
 
     def __init__(self, num_envs: int, seed: int, horizon: int):
         super().__init__(ENTRY.task(), num_envs, "mujoco", seed=seed)
         self.lengths: list[float] = []
-        """Mean over the episodes that ended in each iteration, or over the latest hundred if fewer did."""
+        """Mean over the episodes that ended in each iteration, or over the latest 100 if fewer did."""
         self.returns: list[float] = []
         self._columns = [self.log_names.index(name) for name in ("length", "return")]
         self._horizon, self._taken_steps = horizon, 0
@@ -73,7 +73,7 @@ class RecordedEnv(RobotEnv):
         if len(self._now) < FEWEST_EPISODES:
             self._now = torch.cat((self._before, self._now))[-FEWEST_EPISODES:]
         if not len(self._now):
-            sys.exit(f"no episode ended in {self._taken_steps} steps of {self.num_envs} worlds: give more --num-envs")
+            sys.exit(f"no episode ended in {self._taken_steps} steps of {self.num_envs} envs: use a larger --num-envs")
         length, return_ = self._now.mean(0).tolist()
         self.lengths.append(length)
         self.returns.append(return_)
@@ -81,26 +81,26 @@ class RecordedEnv(RobotEnv):
 
 
 class RslRlEnv(RslRlVecEnv):
-    """One of our envs in the shape that RSL-RL expects."""
+    """Adapts an env to RSL-RL's VecEnv interface."""
 
     def __init__(self, env: RobotEnv):
         self.env, self.cfg, self.device = env, {}, env.device
         self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.num_actions, env.max_episode_steps
-        # The runner touches it only to give the first episodes random ages, which neither side does here.
+        # The runner writes it only for random initial episode lengths, which neither side uses here.
         self.episode_length_buf = torch.zeros(env.num_envs, dtype=torch.int64)
-        # The runner never resets, so the first observations must exist before it asks for them.
-        self._obs = self._dressed(env.reset())
+        # The runner never calls reset(), so the first observations must exist before learn().
+        self._obs = self._tensordict(env.reset())
 
     def get_observations(self) -> TensorDict:
         return self._obs
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Tensor]]:
         result = self.env.step(actions)
-        self._obs = self._dressed(result.obs)
+        self._obs = self._tensordict(result.obs)
         done = result.terminated | result.truncated
         return self._obs, result.reward, done.long(), {"time_outs": result.truncated}
 
-    def _dressed(self, obs: dict[str, Tensor]) -> TensorDict:
+    def _tensordict(self, obs: dict[str, Tensor]) -> TensorDict:
         return TensorDict(dict(obs), batch_size=[self.num_envs])
 
 
@@ -112,12 +112,12 @@ def learn_paceline(env: RobotEnv, ppo: PpoSettings, seed: int, iterations: int) 
 
 def learn_rsl_rl(env: RobotEnv, ppo: PpoSettings, seed: int, iterations: int) -> None:
     torch.manual_seed(seed)
-    with redirect_stdout(StringIO()):  # it prints its networks
+    with redirect_stdout(StringIO()):  # the runner prints its networks
         OnPolicyRunner(RslRlEnv(env), rsl_rl_config(ppo), log_dir=None, device="cpu").learn(iterations)
 
 
 def rsl_rl_config(ppo: PpoSettings) -> dict[str, Any]:
-    """Fresh at every call, because the runner takes it apart."""
+    """Return a new configuration; the runner modifies it."""
     network = {
         "class_name": "MLPModel",
         "hidden_dims": list(ppo.hidden),
@@ -175,7 +175,7 @@ def main() -> None:
     plot(runs, args.num_envs * ppo.horizon, longest)
     console.print(table(summary, ratios))
     if ratios["area"] < NOT_WORSE:
-        sys.exit(f"our area under the curve of lengths is {ratios['area']:.3f} of RSL-RL's, below {NOT_WORSE}")
+        sys.exit(f"Paceline's area under the curve of lengths is {ratios['area']:.3f} of RSL-RL's, below {NOT_WORSE}")
 
 
 def summarize(envs: list[RecordedEnv], longest: int) -> dict[str, Any]:
@@ -194,14 +194,14 @@ def summarize(envs: list[RecordedEnv], longest: int) -> dict[str, Any]:
 
 
 def iterations_until(curve: list[float], goal: float) -> int | None:
-    """None if the curve never gets there."""
+    """Return the first iteration at which the curve reaches the goal, or None."""
     return next((i for i, value in enumerate(curve, start=1) if value >= goal), None)
 
 
-def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """Ours over theirs: fewer iterations are better, a larger area and return are."""
+def compare(paceline: dict[str, Any], rsl_rl: dict[str, Any]) -> dict[str, Any]:
+    """Return ratios of Paceline to RSL-RL. Fewer iterations are better; a larger area and return are better."""
     names = {"iterations_to_learn": "median", "area": "mean", "final_return": "mean"}
-    pairs = {name: (ours[f"{name}_{kind}"], theirs[f"{name}_{kind}"]) for name, kind in names.items()}
+    pairs = {name: (paceline[f"{name}_{kind}"], rsl_rl[f"{name}_{kind}"]) for name, kind in names.items()}
     return {name: round(a / b, 3) if a is not None and b is not None else None for name, (a, b) in pairs.items()}
 
 
@@ -233,7 +233,7 @@ def write(
             for side, envs in runs.items()
         },
     )
-    # One line for each curve instead of one for each number.
+    # Write each curve on one line.
     file = rates.RESULTS / "learning.json"
     file.write_text(re.sub(r"\[[^][{}]*\]", lambda found: json.dumps(json.loads(found[0])), file.read_text()))
 
@@ -246,8 +246,8 @@ def plot(runs: dict[str, list[RecordedEnv]], steps_per_iteration: int, longest: 
             values = torch.tensor(curves)
             thousand_steps = torch.arange(1, values.shape[1] + 1) * steps_per_iteration / 1000.0
             low, high = values.amin(0), values.amax(0)
-            axes.fill_between(thousand_steps, low, high, color=COLOURS[side], alpha=0.2, linewidth=0)
-            axes.plot(thousand_steps, values.mean(0), color=COLOURS[side], linewidth=2, label=side)
+            axes.fill_between(thousand_steps, low, high, color=COLORS[side], alpha=0.2, linewidth=0)
+            axes.plot(thousand_steps, values.mean(0), color=COLORS[side], linewidth=2, label=side)
     left.axhline(longest, color="0.35", linewidth=1, linestyle="--")
     left.annotate("time limit", (0, longest), (6, -12), textcoords="offset points", color="0.35")
     left.set(ylabel="episode length (steps)", ylim=(0, 1.06 * longest))
@@ -260,7 +260,7 @@ def plot(runs: dict[str, list[RecordedEnv]], steps_per_iteration: int, longest: 
     seeds = len(runs["Paceline"])
     right.legend(title=f"mean and range of {seeds} seeds", loc="lower right", frameon=False, alignment="left")
 
-    # A palette is enough for two colours, and a third of the size.
+    # A palette is sufficient for two colors and a third of the size.
     image = BytesIO()
     figure.savefig(image, dpi=180)
     PLOT.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Proof that a task is learned: trains it as a user would, for so long, then watches the policy without its noise.
+"""Train a task for a given time with the command line, then evaluate the policy without exploration noise.
 
     python bench/proof.py go1-velocity --seconds 300              on a GPU
-    python bench/proof.py shadow-hand-repose --seconds 600 --run-dir DIR     goes on if DIR holds a run
-    python bench/proof.py g1-velocity --seconds 0 --run-dir DIR   only watches, on any machine
-    python bench/proof.py --plot                                  draws what is in bench/results as docs/images
+    python bench/proof.py shadow-hand-repose --seconds 600 --run-dir DIR     resumes if DIR holds a run
+    python bench/proof.py g1-velocity --seconds 0 --run-dir DIR   only evaluates, on any machine
+    python bench/proof.py --plot                                  plots bench/results into docs/images
 
-`--seconds` counts everything: start, compilation, captures. Whatever follows `--` is given to `paceline train`.
+`--seconds` includes start-up, compilation and graph capture. Arguments after `--` are passed to `paceline train`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from paceline.training.build import build
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
-"""Of a curve that is kept."""
+"""Number of points kept of a curve."""
 KEPT = (
     "device_name",
     "iterations",
@@ -40,17 +40,17 @@ KEPT = (
     "measures",
     "versions",
 )
-"""Of what a run's result.json says."""
-# From Okabe and Ito's palette.
-COLOUR, PUBLISHED_COLOUR = "#0072B2", "#D55E00"
-JUDGED_BY = {
+"""Fields kept of result.json."""
+# From the palette of Okabe and Ito.
+COLOR, PUBLISHED_COLOR = "#0072B2", "#D55E00"
+PLOTTED_METRIC = {
     "ant": "episode/return",
     "humanoid": "episode/return",
     "go1-velocity-rough": "measure/terrain_level",
     "shadow-hand-repose": "measure/successes",
 }
-# What Isaac Lab's own benchmark asks of its direct tasks after 500 iterations.
-PUBLISHED = {"ant": ("Isaac Lab asks for", 7000.0), "humanoid": ("Isaac Lab asks for", 6000.0)}
+# Thresholds of Isaac Lab's benchmark for its direct tasks after 500 iterations.
+PUBLISHED = {"ant": ("Isaac Lab's threshold", 7000.0), "humanoid": ("Isaac Lab's threshold", 6000.0)}
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("task", nargs="?")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--run-dir", type=Path)
-    parser.add_argument("--episodes", type=int, default=512, help="that are watched, on each engine")
+    parser.add_argument("--episodes", type=int, default=512, help="number of evaluation episodes per engine")
     parser.add_argument("--engines", nargs="+", default=["mujoco"])
     parser.add_argument("--plot", action="store_true")
     args, options = parser.parse_known_args()
@@ -66,11 +66,11 @@ def main() -> None:
         plot()
         return
     if not args.task:
-        parser.error("which task?")
+        parser.error("name a task, or use --plot")
     run = RunDir(args.run_dir or Path("runs") / f"proof-{args.task}")
     command = ["paceline", "train", args.task, *(option for option in options if option != "--")]
     if args.seconds:
-        practise(command, run, args.seconds)
+        train(command, run, args.seconds)
     config = run.config()
     rates.write(
         f"proof_{args.task}",
@@ -80,16 +80,16 @@ def main() -> None:
         num_envs=config.num_envs,
         trained={name: value for name, value in run.result().items() if name in KEPT},
         curve=curve(run, config),
-        watched={engine: watch(run, config, engine, args.episodes) for engine in args.engines},
+        watched={engine: evaluate(run, config, engine, args.episodes) for engine in args.engines},
     )
 
 
-def practise(command: list[str], run: RunDir, seconds: float) -> None:
-    """Trains until the time is over, then interrupts it as Ctrl-C does."""
-    words = [*command[1:], "--run-dir", str(run.path)]
+def train(command: list[str], run: RunDir, seconds: float) -> None:
+    """Train for the given time, then interrupt the run with SIGINT."""
+    argv = [*command[1:], "--run-dir", str(run.path)]
     if run.config_file.exists():
-        words = ["train", "--resume", str(run.path)]
-    process = subprocess.Popen([sys.executable, "-m", "paceline", *words])
+        argv = ["train", "--resume", str(run.path)]
+    process = subprocess.Popen([sys.executable, "-m", "paceline", *argv])
     try:
         if process.wait(seconds):
             sys.exit(f"training failed, exit code {process.returncode}")
@@ -101,7 +101,7 @@ def practise(command: list[str], run: RunDir, seconds: float) -> None:
 
 
 def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
-    """Thinned out; seconds are those of iterations, without the start of each leg."""
+    """Return about `POINTS` points of the logged curves. Seconds count iterations only, without start-up."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     per_iteration = config.total(max(1, len(config.gpu_ids))) * settings_of(config.learner, config.settings).horizon
@@ -110,7 +110,7 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
         events = EventAccumulator(str(path)).Reload()
         names = [name for name in events.Tags()["scalars"] if name.startswith(("episode/", "measure/", "speed/"))]
         values = {name: {event.step: event.value for event in events.Scalars(name)} for name in names}
-        # A later leg goes on from a checkpoint: what the earlier one did after it is undone.
+        # A resumed run continues from a checkpoint: drop the iterations that it repeats.
         rows = [row for row in rows if row[0] < min(values["speed/steps_per_second"])]
         for iteration, rate in values["speed/steps_per_second"].items():
             seen = {
@@ -130,8 +130,8 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
 
 
 @torch.inference_mode()
-def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
-    """One episode of each world, from its start to its end, by the newest checkpoint's policy without noise."""
+def evaluate(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
+    """Run one complete episode per env with the policy of the newest checkpoint, without exploration noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
     config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
     env, learner = build(config, Group(Rank()), range(episodes), for_evaluation=True)
@@ -156,7 +156,7 @@ def watch(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[
 
 
 def plot() -> None:
-    """What each task is judged by, over env steps: a figure per task, in one picture."""
+    """Plot the main metric of each task over env steps."""
     from matplotlib.figure import Figure
 
     found = [loads(path.read_text()) for path in sorted(rates.RESULTS.glob("proof_*.json"))]
@@ -165,11 +165,11 @@ def plot() -> None:
     for place, proof in enumerate(found, start=1):
         axes = figure.add_subplot(-(-len(found) // columns), columns, place)
         task, curve = proof["task"], proof["curve"]
-        name = JUDGED_BY.get(task, "measure/velocity_error")
-        axes.plot([steps / 1e6 for steps in curve["env_steps"]], curve[name], color=COLOUR, label="Paceline")
+        name = PLOTTED_METRIC.get(task, "measure/velocity_error")
+        axes.plot([steps / 1e6 for steps in curve["env_steps"]], curve[name], color=COLOR, label="Paceline")
         if task in PUBLISHED:
             what, value = PUBLISHED[task]
-            axes.axhline(value, color=PUBLISHED_COLOUR, linestyle="--", label=what)
+            axes.axhline(value, color=PUBLISHED_COLOR, linestyle="--", label=what)
             axes.legend(fontsize=8, frameon=False, loc="lower right")
         axes.set_title(f"{task} ({curve['seconds'][-1]:.0f} s)", fontsize=10)
         axes.set_xlabel("million env steps", fontsize=9)

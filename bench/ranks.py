@@ -1,9 +1,9 @@
-"""One learner on one rank and on several of the same machine: does it learn the same, and what do the sums cost?
+"""Compare training on one rank with several ranks on the same machine: returns and rate.
 
-    python bench/ranks.py                on a GPU: alone, one rank over nccl, two ranks sharing the GPU over gloo
-    python bench/ranks.py --device cpu   the same ways on a CPU, over gloo
+    python bench/ranks.py                on a GPU: one process, one rank over nccl, two ranks on one GPU over gloo
+    python bench/ranks.py --device cpu   the same on a CPU, over gloo
 
-All have the same worlds in total, the same seed and the same settings; each is a command as a user would type it.
+All use the same total number of envs, seed and settings. Each measurement is one `paceline train` command.
 """
 
 import argparse
@@ -28,12 +28,12 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--total-envs", type=int, default=4096)
     parser.add_argument("--iterations", type=int, default=300)
-    parser.add_argument("--name", default="ranks", help="of the file in bench/results")
+    parser.add_argument("--name", default="ranks", help="name of the file in bench/results")
     args = parser.parse_args()
     one, two = (["0"], ["0", "0"]) if args.device == "cuda" else (["none"], ["none", "--ranks", "2"])
     ways = {
-        "alone": [*PACELINE, "train", "cartpole", "--gpu-ids", *one],
-        "one rank, with its collectives": [*LAUNCHER, "train", "cartpole", "--distributed", "--gpu-ids", *one],
+        "one process": [*PACELINE, "train", "cartpole", "--gpu-ids", *one],
+        "one rank with collectives": [*LAUNCHER, "train", "cartpole", "--distributed", "--gpu-ids", *one],
         "two ranks on one device": [*PACELINE, "train", "cartpole", "--gpu-ids", *two],
     }
     sizes = ["--total-envs", str(args.total_envs), "--max-iterations", str(args.iterations), "--logger", "none"]
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def train(command: list[str]) -> dict[str, Any]:
-    """Of a run's result, what is compared."""
+    """Run a training command and return the compared fields of result.json."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         done = subprocess.run([*command, "--run-dir", str(run)], env=os.environ, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Steps per second of Paceline, of the bare physics, and of peers: what the benchmarks compare."""
+"""Measure env steps per second of Paceline, of the bare physics and of peers."""
 
 import json
 import os
@@ -27,20 +27,20 @@ from paceline.tensors.graph import capture
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 WARM = slice(4, None)
-"""Iterations after those that compile, capture and fill caches."""
+"""Measured iterations; the first ones compile, capture graphs and fill caches."""
 
 
 @dataclass(frozen=True)
 class Iterations:
-    """Seconds of each iteration of a run, the first one included."""
+    """Durations of all iterations of a run in seconds."""
 
     steps: int
-    """Env steps in an iteration."""
+    """Number of env steps per iteration."""
     collection: list[float]
     update: list[float]
 
     def rates(self, chosen: slice) -> dict[str, float]:
-        """Env steps per second over some of the iterations, of collecting alone and of training."""
+        """Return env steps per second of the rollouts alone (`collect`) and of whole iterations (`train`)."""
         collection, update = self.collection[chosen], self.update[chosen]
         steps = self.steps * len(collection)
         return {"collect": steps / sum(collection), "train": steps / (sum(collection) + sum(update))}
@@ -54,13 +54,13 @@ def paceline(
     iterations: int,
     engine: str = "auto",
 ) -> Iterations:
-    """The native learner. The device is idle at the end of each iteration; what is not collection counts as update."""
+    """Measure native PPO. The device is idle at the end of each iteration; time outside rollouts counts as update."""
     tune_torch(device)
     return learning(Ppo(RobotEnv(task, num_envs, engine, device), ppo, seed=0), num_envs * ppo.horizon, iterations)
 
 
 def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
-    """Of `steps` env steps each."""
+    """Run a learner with `steps` env steps per iteration and return the durations."""
     collection, update = [], []
     for _ in range(iterations):
         began = time.perf_counter()
@@ -70,7 +70,7 @@ def learning(learner: Learner, steps: int, iterations: int) -> Iterations:
 
 
 def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats: int) -> float:
-    """Env steps/s of the physics alone: `steps` control steps as one graph and nothing else, the ceiling of it all."""
+    """Return env steps/s of the physics alone: `steps` control steps as one graph, the upper bound of any trainer."""
     sim = RobotEnv(task, num_envs, "auto", device).sim
     sim.ctrl.uniform_(-1.0, 1.0)
 
@@ -84,20 +84,20 @@ def physics(task: Task, num_envs: int, device: torch.device, steps: int, repeats
 
 
 def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
-    """Env steps/s of the physics of a rollout and nothing else: what the simulation was asked to do in one (controls,
-    steps, resets, pushes), done again as one graph, from the state in which it began."""
-    sim, asked = env.sim, []
+    """Return env steps/s of the physics of a rollout: its simulation calls (controls, steps, resets, pushes) are
+    recorded and replayed as one graph from the same initial state."""
+    sim, recorded = env.sim, []
     calls = {name: getattr(sim, name) for name in ("step", "reset", "push", "sense")}
 
     def recording(name: str) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
             kept = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
-            asked.append((name, kept, sim.ctrl.clone()))
+            recorded.append((name, kept, sim.ctrl.clone()))
             calls[name](*arguments)
 
         return call
 
-    began = sim.state()
+    initial_state = sim.state()
     for name in calls:
         setattr(sim, name, recording(name))
     with torch.no_grad():
@@ -106,21 +106,21 @@ def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
         delattr(sim, name)
 
     def again() -> None:
-        for name, arguments, ctrl in asked:
+        for name, arguments, ctrl in recorded:
             if name == "step":
                 sim.ctrl.copy_(ctrl)
             calls[name](*arguments)
 
     replay, seconds = capture(again, env.device, warp=env.device.type == "cuda"), 0.0
     for repeat in range(3 + repeats):
-        sim.load_state(began)
-        # The first calls capture and warm up.
+        sim.load_state(initial_state)
+        # The first calls capture the graph and warm up.
         seconds += seconds_per_call(replay, env.device, 1, warm=0) * (repeat >= 3)
     return env.num_envs * learner.config.horizon * repeats / seconds
 
 
 def seconds_per_call(call: Callable[[], object], device: torch.device, repeats: int, warm: int = 3) -> float:
-    """Mean over `repeats` calls, after some that warm up."""
+    """Return the mean duration of `repeats` calls after `warm` warm-up calls."""
 
     def run(times: int) -> float:
         if device.type == "cuda":
@@ -144,7 +144,7 @@ def mjlab(
     iterations: int,
     task: str = "Mjlab-Cartpole-Balance",
 ) -> Iterations:
-    """A task of mjlab's own, in its own environment, with the same sizes."""
+    """Measure one of mjlab's tasks with the same sizes, in mjlab's own Python environment."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rate.json"
         sizes = {
@@ -158,11 +158,11 @@ def mjlab(
             "device": device,
             "output": output,
         }
-        words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-        words += ["--hidden", *map(str, ppo.hidden)]
-        # The peer gets torch's own default for waiting threads, not ours.
+        argv = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+        argv += ["--hidden", *map(str, ppo.hidden)]
+        # The peer runs with torch's default for waiting threads.
         environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-        command = [python, HERE / "peers" / "mjlab_rate.py", *words]
+        command = [python, HERE / "peers" / "mjlab_rate.py", *argv]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"mjlab failed:\n{done.stderr[-3000:]}")
@@ -171,7 +171,7 @@ def mjlab(
 
 
 def write(name: str, **figures: Any) -> None:
-    """The latest figures of a benchmark, with what they were measured on."""
+    """Write the latest figures of a benchmark with date, machine and versions."""
     machine = {"cpu": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0))}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
@@ -181,7 +181,7 @@ def write(name: str, **figures: Any) -> None:
 
 
 def show(value: object) -> str:
-    """A rate or a ratio, for a table."""
+    """Format a rate or a ratio for a table."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if value > 100 else f"{value:.2f}"

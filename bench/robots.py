@@ -1,13 +1,12 @@
-"""Robots: collecting and training beside the bare physics of the same run, and beside mjlab's task for the same robot.
+"""Measure rollout and training rate of every robot task against the bare physics and against mjlab's task.
 
     python bench/robots.py --peer PYTHON                on a GPU; PYTHON has mjlab
     python bench/robots.py --peer PYTHON --device cpu --robots go1-velocity --num-envs 512 --iterations 3 \
         --name robots_cpu
 
-The physics are those of a rollout at the end of the run, done again without anything else. Beside mjlab, timestep,
-decimation, solver iterations, horizon, network, epochs and minibatches are the same on both sides; the models are not
-quite: ours have primitive geoms that collide with the ground alone. Robots that mjlab has no task for train with their
-own settings.
+The physics rate replays the simulation calls of one rollout and nothing else. Against mjlab, timestep, decimation,
+solver iterations, horizon, network, epochs and minibatches are equal; the models differ: Paceline's have primitive
+geoms that collide with the ground only. Tasks without an mjlab counterpart use their own settings.
 """
 
 import argparse
@@ -36,19 +35,19 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--peer", help="a Python with mjlab; without it the peer is left out")
-    parser.add_argument("--name", default="robots", help="of the file in bench/results")
+    parser.add_argument("--peer", help="Python interpreter with mjlab; omit to skip the peer")
+    parser.add_argument("--name", default="robots", help="name of the file in bench/results")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for robot in args.robots:
         for num_envs in args.num_envs:
-            row = ours(robot, num_envs, torch.device(args.device), args.iterations)
+            row = measure(robot, num_envs, torch.device(args.device), args.iterations)
             if args.peer and robot in PEERS:
                 peer = rates.mjlab(args.peer, num_envs, PEER_PPO, args.device, 4 + args.iterations, PEERS[robot])
                 for part, rate in peer.rates(rates.WARM).items():
                     row |= {f"mjlab {part}": rate, f"{part}/mjlab": row[part] / rate}
             rows.append(row)
-            # Written after each, so that what has been measured is kept.
+            # Write after each row, so that an interrupted run keeps its measurements.
             settings = {name: asdict(settings_of(name)) for name in args.robots}
             rates.write(args.name, device=args.device, unit="env steps per second", ppo=settings, rows=rows)
             print(" ".join(f"{name} {rates.show(value)}" for name, value in row.items()), flush=True)
@@ -63,7 +62,7 @@ def settings_of(robot: str) -> PpoSettings:
     return PEER_PPO if robot in PEERS else PpoSettings.from_training(registry.find(robot).training)
 
 
-def ours(robot: str, num_envs: int, device: torch.device, iterations: int) -> dict[str, Any]:
+def measure(robot: str, num_envs: int, device: torch.device, iterations: int) -> dict[str, Any]:
     tune_torch(device)
     task, ppo = registry.find(robot).task(), settings_of(robot)
     env = RobotEnv(task, num_envs, "auto", device)

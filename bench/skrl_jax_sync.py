@@ -1,10 +1,10 @@
-"""What it costs two ranks to agree on a gradient in skrl on JAX: skrl's own exchange against ours, in one run.
+"""Compare the time to average gradients over two ranks in skrl on JAX: skrl's implementation and Paceline's.
 
     python bench/skrl_jax_sync.py
 
-Two processes on this CPU, joined twice: by jax.distributed, as skrl does it, and by our group over gloo. In turns they
-exchange the same gradients of a policy and its critic, as every minibatch needs it, and find the same mean: skrl in two
-sums, we in one. A time is the median over all exchanges of what the slower rank took.
+Two processes on this CPU are connected by jax.distributed, as in skrl, and by Paceline's process group over gloo.
+They alternately average the same gradients of a policy and its critic: skrl with two all-reduces, Paceline with one.
+A time is the median over all repeats of the slower rank's time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from paceline.distributed.rank import this_rank
 
 RANKS = 2
 NETWORKS = ((32, 32), (256, 128, 64))
-"""Hidden layers: cartpole's, and the default."""
+"""Hidden layer widths: cartpole's and the default."""
 OBSERVATIONS, ACTIONS = 4, 1
 LONGEST_SECONDS = 600.0
 
@@ -38,7 +38,7 @@ LONGEST_SECONDS = 600.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--repeats", type=int, default=5, help="exchanges of each scheme in a round")
+    parser.add_argument("--repeats", type=int, default=5, help="number of averages per scheme and round")
     parser.add_argument("--output", default="skrl_jax_sync", help="name of the file in bench/results")
     args = parser.parse_args()
     sizes, load = {"rounds": args.rounds, "repeats": args.repeats}, os.getloadavg()[0]
@@ -48,13 +48,13 @@ def main() -> None:
     table.title = f"one exchange of a minibatch's gradients, {RANKS} ranks on this CPU"
     for row in rows:
         figures = (f"{row['stock_ms']:.2f}", f"{row['stock_compiles']:g}")
-        ours = (f"{row['ours_ms']:.3f}", f"{row['ours_compiles']:g}", f"{row['ratio']:.1f}")
-        table.add_row("x".join(map(str, row["hidden"])), f"{row['parameters']:,}", *figures, *ours)
+        averaged = (f"{row['paceline_ms']:.3f}", f"{row['paceline_compiles']:g}", f"{row['ratio']:.1f}")
+        table.add_row("x".join(map(str, row["hidden"])), f"{row['parameters']:,}", *figures, *averaged)
     Console().print(table)
 
 
 def on_ranks(*sizes: int) -> list[dict[str, Any]]:
-    """What `measure` found; an exception in a rank is raised here."""
+    """Run `measure` on all ranks and return its rows. Raises the exception of a failed rank."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "found.json"
         arguments = (_free_port(), _free_port(), output, *sizes)
@@ -63,7 +63,7 @@ def on_ranks(*sizes: int) -> list[dict[str, Any]]:
         try:
             while not started.join(max(0.0, deadline - time.monotonic())):
                 if time.monotonic() > deadline:
-                    sys.exit(f"the ranks were not done in {LONGEST_SECONDS:.0f} s: give fewer --rounds")
+                    sys.exit(f"the ranks did not finish within {LONGEST_SECONDS:.0f} s: reduce --rounds")
         finally:
             for process in started.processes:
                 process.kill()
@@ -77,7 +77,7 @@ def _free_port() -> int:
 
 
 def measure(index: int, port: int, jax_port: int, output: Path, rounds: int, repeats: int) -> None:
-    """What one rank does; the main one writes what all have found."""
+    """Measure on one rank. The main rank writes the result."""
     where = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
     os.environ.update({name: str(value) for name, value in where.items()})
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -91,11 +91,11 @@ def measure(index: int, port: int, jax_port: int, output: Path, rounds: int, rep
 
 
 def join_by_jax(index: int, port: int) -> None:
-    """As skrl does it: by importing it. Torch's variables would have it start nccl as well."""
+    """Initialize jax.distributed by importing skrl. With torchrun's variables set, skrl would start nccl too."""
     where = {"JAX_RANK": index, "JAX_LOCAL_RANK": 0, "JAX_WORLD_SIZE": RANKS, "JAX_COORDINATOR_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
     hidden = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    # skrl uses it without importing it.
+    # skrl uses this module without importing it.
     import jax.experimental.multihost_utils
     import skrl
 
@@ -111,7 +111,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
 
     device = jax.local_devices()[0]
     networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlSettings(layers=hidden), device)
-    # Any numbers do, as long as each rank has its own.
+    # The values are arbitrary but differ between ranks.
     gradients = {
         name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)
         for name, network in networks.items()
@@ -119,7 +119,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
     mean = GradientMean(gradients, group, 1.0 / RANKS)
     schemes: dict[str, Callable[[], Any]] = {
         "stock": lambda: {name: networks[name].reduce_parameters(gradient) for name, gradient in gradients.items()},
-        "ours": lambda: mean(gradients),
+        "paceline": lambda: mean(gradients),
     }
     compiles = 0
 
@@ -129,13 +129,13 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     found = {name: [jax.device_get(scheme()) for _ in range(3)][-1] for name, scheme in schemes.items()}
-    for theirs, ours in zip(jax.tree.leaves(found["stock"]), jax.tree.leaves(found["ours"]), strict=True):
-        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+    for stock, averaged in zip(*(jax.tree.leaves(found[name]) for name in schemes), strict=True):
+        torch.testing.assert_close(torch.tensor(averaged), torch.tensor(stock))
     row: dict[str, Any] = {"hidden": hidden, "parameters": sum(leaf.size for leaf in jax.tree.leaves(gradients))}
     seconds: dict[str, list[float]] = {name: [] for name in schemes}
     for _ in range(rounds):
         for name, scheme in schemes.items():
-            group.all_gather(None)  # no clock runs before all ranks are here
+            group.all_gather(None)  # barrier before timing
             compiles = 0
             for _ in range(repeats):
                 began = time.perf_counter()
@@ -145,7 +145,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
     jax.monitoring.unregister_event_duration_listener(listen)
     for name, own in seconds.items():
         row[f"{name}_ms"] = 1e3 * median(max(each) for each in zip(*group.all_gather(own), strict=True))
-    return row | {"ratio": row["stock_ms"] / row["ours_ms"]}
+    return row | {"ratio": row["stock_ms"] / row["paceline_ms"]}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""The share of an iteration that synchronising ranks takes: Paceline's scheme beside RSL-RL's, in turns, as ratios.
+"""Compare the synchronization time per iteration of Paceline's and RSL-RL's collectives.
 
     .venv/bin/python bench/sync.py
 
-Cartpole on this CPU, real processes over gloo, one thread each. Both sides are Paceline's PPO and differ in the
-exchange alone. Paceline's: one sum at the head of an update and one per minibatch. That of RSL-RL 5.5.1: per minibatch
-one for the divergence and one for the learning rate, before it differentiates, and one for the gradient; and three per
-normaliser. What RSL-RL waits for without exchanging anything, such as `.item()` of each loss, is left out. One rank
-exchanges nothing: there both sides are the same, and their ratio is the noise.
+Trains cartpole on this CPU in separate processes over gloo, with one thread each. Both sides are Paceline's PPO and
+differ only in their collectives. Paceline: one all-reduce at the start of an update and one per minibatch. RSL-RL
+5.5.1: per minibatch one for the KL divergence and one for the learning rate before the backward pass, and one for the
+gradient; and three per normalizer. Other synchronization points of RSL-RL, such as `.item()` of each loss, are not
+included. With one rank there are no collectives: both sides are equal, and their ratio is the measurement noise.
 
-Sync is the time from a rank's own numbers to the first use of everyone's: packing, the collectives, which block, and
-unpacking, in the rank that spends most on it. It includes waiting for slower ranks. So with more ranks than cores (4 on
-2, say) ranks take turns, and most of it is the work of others: compare the schemes there, and do not trust the share.
-With as many ranks as cores, gloo's own threads still have to wait for a core now and then.
+Sync time is measured from a rank's local values to the first use of the global ones: packing, blocking collectives
+and unpacking, on the rank with the largest value. It includes waiting for slower ranks. With more ranks than cores,
+most of it is the work of other ranks: compare only the schemes there, not the share.
 """
 
 import argparse
@@ -51,16 +50,16 @@ from paceline.tasks.cartpole import Cartpole
 SEED = 0
 WARMUP_ITERATIONS = 2
 LONGEST_SECONDS = 1200.0
-"""By when all ranks of a comparison must be done."""
+"""Time limit for all ranks of a comparison."""
 
 
 class Paceline(Ppo):
-    """As it ships, with a clock around the exchange."""
+    """Native PPO with timers around the collectives."""
 
     sync_seconds = 0.0
 
     def _update_threads(self) -> int:
-        return 1  # however many cores there are for each rank
+        return 1  # independent of the number of cores
 
     def _start(self) -> None:
         self._began = time.perf_counter()
@@ -92,7 +91,7 @@ class Paceline(Ppo):
 
 
 class RslRl(Paceline):
-    """The same, with RSL-RL's exchange."""
+    """Native PPO with RSL-RL's collectives."""
 
     def __init__(self, env: RobotEnv, config: PpoSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
@@ -103,8 +102,8 @@ class RslRl(Paceline):
         self._gradients = [self.flat_parameters.views(parameter)[1] for parameter in parameters]
 
     def _sum_moments(self, tensor: Tensor) -> Tensor:
-        """In place of the head's sum: each normaliser sums its count, means and variances, one by one. The rest stays
-        the rank's own, scaled as if all ranks had the same."""
+        """Replace the first all-reduce: each normalizer reduces its count, means and variances separately. Other values
+        stay local, scaled as if all ranks had the same."""
         sums = tensor * self._ranks.size
         width = 3 * self.env.observation_spec["policy"].shape[0]
         own, summed = tensor[-width:].view(3, -1), sums[-width:].view(3, -1)
@@ -115,7 +114,7 @@ class RslRl(Paceline):
         return sums
 
     def _gradient_by_hand(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
-        """Paceline's, except that the ranks agree on a learning rate on the way."""
+        """Compute Paceline's gradient, with the ranks agreeing on a learning rate before the backward pass."""
         samples = self._packing.unpack(minibatch)
         mean, value = self._batched.forward((samples.obs["policy"], samples.obs["policy"]))
         kl = self._agree_on_rate(kl_divergence(samples.mean, old_log_std, mean, self.log_std))
@@ -127,7 +126,7 @@ class RslRl(Paceline):
         return *parts, kl
 
     def _agree_on_rate(self, kl: Tensor) -> Tensor:
-        """The main rank reads the divergence and decides; all are told, and read the answer."""
+        """The main rank computes the learning rate from the KL divergence and broadcasts it."""
         self._start()
         kl = self._ranks.sum_(kl) / self._ranks.size
         if self._ranks.rank.is_main:
@@ -135,10 +134,10 @@ class RslRl(Paceline):
                 self._rate = max(LEARNING_RATES[0], self._rate / 1.5)
             elif kl < self.config.desired_kl / 2.0 and kl > 0.0:
                 self._rate = min(LEARNING_RATES[1], self._rate * 1.5)
-        told = torch.tensor(self._rate)
-        dist.broadcast(told, src=0)
+        rate = torch.tensor(self._rate)
+        dist.broadcast(rate, src=0)
         self._ranks.collectives += 1
-        self._rate = told.item()
+        self._rate = rate.item()
         self.adam.learning_rate.fill_(self._rate)
         self._stop()
         return kl
@@ -165,14 +164,14 @@ SCHEMES = {"Paceline": Paceline, "RSL-RL": RslRl}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--num-envs", type=int, default=256, help="of all ranks together")
-    parser.add_argument("--iterations", type=int, default=3, help="of each scheme in a round")
+    parser.add_argument("--num-envs", type=int, default=256, help="total of all ranks")
+    parser.add_argument("--iterations", type=int, default=3, help="number of iterations per scheme and round")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
     parser.add_argument("--output", default="sync", help="name of the file in bench/results")
     args = parser.parse_args()
     if uneven := [ranks for ranks in args.ranks if args.num_envs % ranks]:
-        parser.error(f"--num-envs {args.num_envs} is no multiple of --ranks {uneven[0]}: RSL-RL has equal ranks")
+        parser.error(f"--num-envs {args.num_envs} is not a multiple of --ranks {uneven[0]}; RSL-RL needs equal ranks")
     ppo, console, rows = PpoSettings(hidden=tuple(args.hidden)), Console(), []
     sizes = {"num_envs": args.num_envs, "iterations": args.iterations, "rounds": args.rounds}
     facts = {"backend": "gloo", "rsl_rl": version("rsl-rl-lib"), "load_before": os.getloadavg()[0]}
@@ -184,7 +183,7 @@ def main() -> None:
 
 
 def compare(ranks: int, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each scheme: medians over rounds, of the rank that took longest in each."""
+    """Return one row per scheme: medians over rounds of the slowest rank."""
     found = on_ranks(ranks, num_envs, ppo, iterations, rounds)
     rows: list[dict[str, Any]] = []
     for scheme in SCHEMES:
@@ -192,15 +191,15 @@ def compare(ranks: int, num_envs: int, ppo: PpoSettings, iterations: int, rounds
         iteration, sync = (median(column.tolist()) for column in taken_ms.amax(0).unbind(-1))
         row = {"ranks": ranks, "scheme": scheme, "collectives": found[0][scheme]["collectives"] / iterations}
         row |= {"iteration_ms": iteration, "sync_ms": sync, "share": sync / iteration}
-        ours = rows[0] if rows else row
-        row["iteration_ratio"] = iteration / ours["iteration_ms"]
-        row["sync_ratio"] = sync / ours["sync_ms"] if row["collectives"] else None
+        paceline = rows[0] if rows else row
+        row["iteration_ratio"] = iteration / paceline["iteration_ms"]
+        row["sync_ratio"] = sync / paceline["sync_ms"] if row["collectives"] else None
         rows.append(row)
     return rows
 
 
 def on_ranks(ranks: int, *sizes: Any) -> list[dict[str, Any]]:
-    """What `measure` found in each of them; an exception in one is raised here."""
+    """Run `measure` on all ranks and return their results. Raises the exception of a failed rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -211,7 +210,7 @@ def on_ranks(ranks: int, *sizes: Any) -> list[dict[str, Any]]:
         try:
             while not started.join(max(0.0, deadline - time.monotonic())):
                 if time.monotonic() > deadline:
-                    sys.exit(f"{ranks} ranks were not done in {LONGEST_SECONDS:.0f} s: give fewer --rounds")
+                    sys.exit(f"{ranks} ranks did not finish within {LONGEST_SECONDS:.0f} s: reduce --rounds")
         finally:
             for process in started.processes:
                 process.kill()
@@ -221,37 +220,37 @@ def on_ranks(ranks: int, *sizes: Any) -> list[dict[str, Any]]:
 def measure(
     index: int, ranks: int, port: int, output: Path, num_envs: int, ppo: PpoSettings, iterations: int, rounds: int
 ) -> None:
-    """What one rank does: both schemes in turns. The main one writes what all have found."""
+    """Measure both schemes alternately on one rank. The main rank writes the results of all ranks."""
     if ranks > 1:
         launched = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in launched.items()})
     torch.set_num_threads(1)
-    group, worlds = Group(this_rank(())), shard_ranges(num_envs, ranks)[index]
+    group, envs = Group(this_rank(())), shard_ranges(num_envs, ranks)[index]
     learners: dict[str, Paceline] = {}
     for scheme, kind in SCHEMES.items():
-        env = RobotEnv(Cartpole(), len(worlds), "mujoco", seed=SEED, first_env=worlds.start, threads=1)
+        env = RobotEnv(Cartpole(), len(envs), "mujoco", seed=SEED, first_env=envs.start, threads=1)
         learners[scheme] = (Paceline if group.alone else kind)(env, ppo, SEED, group)
         for _ in range(WARMUP_ITERATIONS):
             learners[scheme].learn()
     found: dict[str, dict[str, Any]] = {scheme: {"seconds": []} for scheme in SCHEMES}
     for _ in range(rounds):
         for scheme, learner in learners.items():
-            group.all_gather(None)  # no clock runs before all ranks are here
+            group.all_gather(None)  # barrier before timing
             collectives, sync, began = group.collectives, learner.sync_seconds, time.perf_counter()
             for _ in range(iterations):
                 learner.learn()
             found[scheme]["seconds"].append((time.perf_counter() - began, learner.sync_seconds - sync))
             found[scheme]["collectives"] = group.collectives - collectives
-    everyones = group.gather(found)
+    gathered = group.gather(found)
     group.close()
-    if everyones:
-        output.write_text(json.dumps(everyones))
+    if gathered:
+        output.write_text(json.dumps(gathered))
 
 
 def table(rows: list[dict[str, Any]], num_envs: int) -> Table:
     columns = ("ranks", "scheme", "collectives", "iteration", "ratio", "sync", "ratio", "share")
-    result = Table(*columns, title=f"cartpole, {num_envs} worlds on this CPU, per iteration, ms")
+    result = Table(*columns, title=f"cartpole, {num_envs} envs on this CPU, per iteration, ms")
     for row in rows:
         sync_ratio = f"{row['sync_ratio']:.2f}" if row["sync_ratio"] else ""
         figures = (f"{row['iteration_ms']:.1f}", f"{row['iteration_ratio']:.2f}", f"{row['sync_ms']:.1f}", sync_ratio)
