@@ -1,4 +1,4 @@
-"""What only a GPU can show. Never in CI: run with pytest -m gpu."""
+"""Native PPO and MuJoCo Warp on a GPU. Run with pytest -m gpu."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
-from paceline.tensors import random as draw
+from paceline.tensors import random
 from paceline.train import train
 
 pytestmark = pytest.mark.gpu
@@ -38,33 +38,33 @@ def make_eager() -> Ppo:
         return make()
 
 
-def test_graphs_compute_what_eager_calls_compute():
+def test_captured_graphs_match_eager_calls():
     captured, eager = make(), make_eager()
     for iteration in range(4):
-        ours, theirs = captured.learn(), eager.learn()
-        for name in ours:
+        metrics, expected = captured.learn(), eager.learn()
+        for name in metrics:
             if not name.startswith("seconds/"):
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (iteration, name)
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), (iteration, name)
     assert getattr(captured.collect, "captured", False)
 
 
 @pytest.mark.parametrize("count", [1, 5, 32])
 def test_random_numbers_are_the_same_on_every_device(count: int):
-    seed, world, step = 2**40 + 7, torch.arange(3, 99), torch.tensor([[0], [5], [2**31 + 1]])
-    on_cpu = draw.bits(seed, world, step, draw.Stream.ACTION, count)
-    on_gpu = draw.bits(seed, world.to(CUDA), step.to(CUDA), draw.Stream.ACTION, count)
+    seed, env, step = 2**40 + 7, torch.arange(3, 99), torch.tensor([[0], [5], [2**31 + 1]])
+    on_cpu = random.bits(seed, env, step, random.Stream.ACTION, count)
+    on_gpu = random.bits(seed, env.to(CUDA), step.to(CUDA), random.Stream.ACTION, count)
     assert torch.equal(on_cpu, on_gpu.cpu())
 
 
-def test_both_engines_learn_alike():
+def test_both_engines_collect_the_same_rollout():
     gpu, cpu = make(), make(torch.device("cpu"))
-    ours, theirs = gpu.collect(), cpu.collect()
-    torch.testing.assert_close(ours.action.cpu(), theirs.action, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(ours.obs["policy"].cpu(), theirs.obs["policy"], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(ours.reward.cpu(), theirs.reward, rtol=1e-3, atol=1e-3)
+    on_gpu, on_cpu = gpu.collect(), cpu.collect()
+    torch.testing.assert_close(on_gpu.action.cpu(), on_cpu.action, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(on_gpu.obs["policy"].cpu(), on_cpu.obs["policy"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(on_gpu.reward.cpu(), on_cpu.reward, rtol=1e-3, atol=1e-3)
 
 
-def test_nothing_in_an_iteration_waits_for_the_host():
+def test_an_iteration_has_no_host_synchronization():
     learner, eager = make(), make_eager()
     for _ in range(3):
         learner.learn()
@@ -74,7 +74,7 @@ def test_nothing_in_an_iteration_waits_for_the_host():
     try:
         learner.rollout = learner.collect()
         summary = learner.update()
-        # Eager calls as well, where each operation is checked separately.
+        # Eager calls check each operation separately.
         eager.rollout = eager.collect()
         eager.update()
     finally:
@@ -82,7 +82,7 @@ def test_nothing_in_an_iteration_waits_for_the_host():
     assert torch.isfinite(summary).all()
 
 
-def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path):
+def test_a_resumed_run_matches_an_uninterrupted_one(tmp_path: Path):
     config = TrainConfig(
         "cartpole", {}, settings=asdict(SMALL), gpu_ids=(0,), num_envs=64, max_iterations=6, checkpoint_every=3
     )
@@ -91,15 +91,15 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path):
     train(config, run, quiet, checkpoint.newest(run.checkpoints))
     whole = RunDir(tmp_path / "whole")
     train(config, whole, quiet)
-    ours, theirs = (checkpoint.load(checkpoint.newest(r.checkpoints))["learner"] for r in (run, whole))
-    for name, weights in ours["networks"].items():
-        torch.testing.assert_close(weights, theirs["networks"][name], rtol=1e-2, atol=1e-3)
-    assert ours["envs"]["steps"] == theirs["envs"]["steps"]
+    resumed, expected = (checkpoint.load(checkpoint.newest(r.checkpoints))["learner"] for r in (run, whole))
+    for name, weights in resumed["networks"].items():
+        torch.testing.assert_close(weights, expected["networks"][name], rtol=1e-2, atol=1e-3)
+    assert resumed["envs"]["steps"] == expected["envs"]["steps"]
 
 
 def test_the_command_line_trains_cartpole(tmp_path: Path):
-    words = ["train", "cartpole", "--num-envs", "4096", "--engine", "warp", "--run-dir", "run"]
-    subprocess.run([sys.executable, "-m", "paceline", *words], cwd=tmp_path, check=True, timeout=500)
+    argv = ["train", "cartpole", "--num-envs", "4096", "--engine", "warp", "--run-dir", "run"]
+    subprocess.run([sys.executable, "-m", "paceline", *argv], cwd=tmp_path, check=True, timeout=500)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["device"] == "cuda:0"
     assert result["mean_length"] > 0.95 * result["max_length"]

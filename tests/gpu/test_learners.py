@@ -1,4 +1,4 @@
-"""Every learner on a GPU, alone and as two ranks that share it."""
+"""All learners on a GPU, as one rank and as two ranks on the same GPU."""
 
 import json
 import subprocess
@@ -24,20 +24,20 @@ from paceline.training.build import build
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
-LONG_ENOUGH = 0.95 * 300
+LEARNED_LENGTH = 0.95 * 300
 LIBRARIES = [name for name in LEARNERS if name != "ppo"]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_cartpole_is_learnt(name: str):
+def test_cartpole_is_learned(name: str):
     settings = asdict(LEARNERS[name].settings.from_training(ENTRY.training))
     config = TrainConfig("cartpole", {}, name, settings, gpu_ids=(0,), num_envs=1024)
     env, learner = build(config, Group(Rank(device=CUDA)), range(1024))
     means = EpisodeMeans()
-    while means.means().get("length", 0.0) < LONG_ENOUGH and learner.iteration < ENTRY.max_iterations:
+    while means.means().get("length", 0.0) < LEARNED_LENGTH and learner.iteration < ENTRY.max_iterations:
         values = learner.learn()
         means.add({key: values[key] for key in ("episodes", *env.log_names)})
-    assert means.means()["length"] >= LONG_ENOUGH
+    assert means.means()["length"] >= LEARNED_LENGTH
     assert learner.first_non_finite() is None
     saved = learner.state()
     learner.learn()
@@ -49,23 +49,23 @@ def test_cartpole_is_learnt(name: str):
 
 @dataclass(frozen=True)
 class Broken(Cartpole):
-    """Its episodes do not terminate; in the third control step of one env the reward is not a number."""
+    """Cartpole without termination; the reward of one env is NaN in its third control step."""
 
     def terminated(self, state: EnvState) -> Tensor:
         return torch.zeros_like(state.episode_step, dtype=torch.bool)
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
         terms = super().reward(state, terminated)
-        one = torch.arange(len(terminated), device=terminated.device) == 5
-        return terms | {"alive": terms["alive"].masked_fill(one & (state.episode_step == 3), torch.nan)}
+        broken = torch.arange(len(terminated), device=terminated.device) == 5
+        return terms | {"alive": terms["alive"].masked_fill(broken & (state.episode_step == 3), torch.nan)}
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: str):
+def test_the_first_non_finite_value_is_located_inside_a_graph(name: str):
     group, settings = Group(Rank(device=CUDA)), LEARNERS[name].settings.from_training(ENTRY.training)
     learner = LEARNERS[name].make(RobotEnv(Broken(), 64, "auto", CUDA, first_env=100), settings, 0, group)
     state = learner.state()
-    # The first two iterations, of which the second is captured, are before the third control step.
+    # The first two iterations end before the third control step; the second one is captured.
     state["envs"]["episode_step"] -= 2 * settings.horizon
     learner.load_state(state)
     for _ in range(2):
@@ -75,8 +75,8 @@ def test_the_first_number_that_is_not_finite_is_named_from_inside_a_graph(name: 
     assert learner.first_non_finite() == "reward term 'alive' of env 105 became nan in step 3 of the rollout"
 
 
-def test_rsl_rls_graphs_do_what_plain_calls_do():
-    """Of the same numbers: torch's generator is the same inside a graph as outside."""
+def test_rsl_rl_graphs_match_eager_calls():
+    """Both sides sample the same numbers: torch's generator gives the same values inside and outside of a graph."""
     config = RslRlSettings(num_steps_per_env=8, hidden_dims=(32, 32))
     ends = []
     for graphs in (True, False):

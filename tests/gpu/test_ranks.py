@@ -1,4 +1,4 @@
-"""Ranks on a GPU: nccl inside the graph, two ranks that share a GPU, and the same GPU for every library."""
+"""Ranks on a GPU: nccl inside a CUDA graph, two ranks on one GPU, device indices of torch and Warp."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 
 
 def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
-    # Training in this process before may have left it lower, and in a fresh one it is not.
+    # An earlier run in this process may have lowered the precision.
     torch.set_float32_matmul_precision("highest")
     env = RobotEnv(Cartpole(), 64, "auto", group.rank.device, seed=1)
     learner = Ppo(env, SMALL, 1, group)
@@ -47,18 +47,18 @@ def test_one_rank_over_nccl_has_its_collectives_in_the_graph():
     (found,) = on_ranks(1, learn_as_rank, seconds=300.0)
     assert found["backend"] == "nccl"
     assert found["captured"]
-    # Called once eagerly and once for the capture; the graph does the rest.
+    # The collectives are called once eagerly and once during capture; later iterations replay the graph.
     assert found["collectives"] == 2 * (SMALL.epochs * SMALL.minibatches + 1)
     alone = learn(Group(Rank(device=torch.device("cuda", 0))))
     torch.testing.assert_close(found["parameters"], alone["parameters"], rtol=1e-2, atol=1e-3)
 
 
 def test_two_ranks_share_a_gpu_over_gloo_and_learn_as_one(tmp_path: Path):
-    for name, words in (("one", ["--gpu-ids", "0"]), ("two", ["--gpu-ids", "0", "0"])):
-        command = [sys.executable, "-m", "paceline", "train", "cartpole", *words, "--total-envs", "2048"]
+    for name, argv in (("one", ["--gpu-ids", "0"]), ("two", ["--gpu-ids", "0", "0"])):
+        command = [sys.executable, "-m", "paceline", "train", "cartpole", *argv, "--total-envs", "2048"]
         done = subprocess.run([*command, "--run-dir", name], cwd=tmp_path, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
-    assert "sharing a GPU: sums go over gloo" in done.stdout
+    assert "sharing a GPU: gradients go over gloo" in done.stdout
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
     assert (one["world_size"], two["world_size"], two["total_envs"]) == (1, 2, 2048)
     assert two["mean_length"] > 0.95 * two["max_length"]
@@ -69,7 +69,7 @@ def test_two_ranks_share_a_gpu_over_gloo_and_learn_as_one(tmp_path: Path):
 def test_torch_and_warp_are_on_the_same_gpu_under_any_mask(mask: str):
     last = torch.cuda.device_count() - 1
     uuid = gpu_uuid(torch.device("cuda", last))
-    # The last first, and then the others: the order that torch, Warp and nobody else sees.
+    # Put the last GPU first, so that visible indices differ from physical ones.
     others = [gpu_uuid(torch.device("cuda", index)) for index in range(last)]
     visible = [uuid, *others] if mask == "uuid" else [str(index) for index in (last, *range(last))]
     program = (

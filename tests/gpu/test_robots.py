@@ -1,4 +1,4 @@
-"""Robots on a GPU, and what their tasks may have: captured, without faults, as on a CPU. Run with pytest -m gpu."""
+"""Robot tasks and optional task features on a GPU. Run with pytest -m gpu."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ ROBOTS = [name for name in registry.names() if name != "cartpole"]
 
 @dataclass(frozen=True)
 class Livelier(Lively):
-    """Its policy sees late, and its worlds differ in their gravity."""
+    """Task with observation history, observation delay and randomized gravity."""
 
     fields: tuple[Randomization, ...] = (
         *Lively().fields,
@@ -42,30 +42,30 @@ def make_eager() -> Ppo:
         return make(CUDA)
 
 
-def test_graphs_of_a_lively_task_compute_what_eager_calls_compute():
+def test_captured_graphs_match_eager_calls_with_all_task_features():
     captured, eager = make(CUDA), make_eager()
     for iteration in range(4):
-        ours, theirs = captured.learn(), eager.learn()
-        for name in ours:
+        metrics, expected = captured.learn(), eager.learn()
+        for name in metrics:
             if not name.startswith("seconds/"):
-                assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (iteration, name)
-    ours, theirs = captured.env.state(), eager.env.state()
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-4), (iteration, name)
+    state, expected_state = captured.env.state(), eager.env.state()
     for name in ("observation_history/delay", "observation_history/buffer", "sim/field/opt.gravity"):
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(state[name], expected_state[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_lively_task_is_the_same_on_both_engines():
-    ours, theirs = make(CUDA).collect(), make("cpu").collect()
-    torch.testing.assert_close(ours.obs["policy"].cpu(), theirs.obs["policy"], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(ours.reward.cpu(), theirs.reward, rtol=1e-3, atol=1e-3)
+def test_both_engines_agree_with_all_task_features():
+    on_gpu, on_cpu = make(CUDA).collect(), make("cpu").collect()
+    torch.testing.assert_close(on_gpu.obs["policy"].cpu(), on_cpu.obs["policy"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(on_gpu.reward.cpu(), on_cpu.reward, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ROBOTS)
-def test_every_robot_is_captured_and_learns_without_faults(name: str):
+def test_every_robot_is_captured_and_trains_without_faults(name: str):
     learner = Ppo(RobotEnv(registry.find(name).task(), 256, "auto", CUDA), SMALL, seed=0)
     for _ in range(5):
         learner.learn()
-    told = learner.learn()
+    metrics = learner.learn()
     assert getattr(learner.collect, "captured", False)
     assert learner.first_non_finite() is None
-    assert told["failures"] == told["overflows"] == 0.0
+    assert metrics["failures"] == metrics["overflows"] == 0.0
