@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from paceline import doctor
-from paceline.cli.doctor import as_json, table
+from paceline.cli.commands import as_json, as_table
 from paceline.distributed.network_check import missing_interfaces
 from paceline.distributed.rank import Rank
 from paceline.doctor import Finding, examine
@@ -28,7 +28,7 @@ from tests.distributed.ranks import free_port, variables
 WORKER = """
 import sys
 from pathlib import Path
-from paceline.cli.doctor import as_json
+from paceline.cli.commands import as_json
 from paceline.doctor import examine
 directory, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 findings = examine("cartpole", 64, ("none",), "auto", directory / "run", seconds)
@@ -275,7 +275,7 @@ def test_the_table_fits_80_columns_and_is_complete(soft_wrap: bool):
     # These letters occur nowhere else.
     long = Finding("rendezvous, rank 12 on node-with-a-long-name", "fails", "Q" * 150, "try [bold] " + "Z" * 90)
     printed = io.StringIO()
-    Console(width=80, soft_wrap=soft_wrap, file=printed).print(table([Finding("python", "ok", "3.12"), long]))
+    Console(width=80, soft_wrap=soft_wrap, file=printed).print(as_table([Finding("python", "ok", "3.12"), long]))
     text = printed.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert (text.count("Q"), text.count("Z"), text.count("[bold]")) == (150, 90, 1)

@@ -16,7 +16,7 @@ from paceline.export import export
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.train import train
-from paceline.training.build import trained
+from paceline.training.build import playable
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -75,7 +75,7 @@ NEITHER: dict[str, Change] = {
 def test_what_neither_playing_nor_resuming_can_use_is_refused(case: str, run: Path):
     file = changed(run, NEITHER[case])
     with pytest.raises(UserError) as caught:
-        trained(str(run))
+        playable(str(run))
     assert_one_line(caught.value, file)
     with pytest.raises(UserError) as caught:
         resume(run, file)

@@ -72,7 +72,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def reading(source: str, remedy: str = "") -> Iterator[None]:
+def reading(source: object, remedy: str = "") -> Iterator[None]:
     """Raise an error that the state of a checkpoint causes as a UserError that names the checkpoint."""
     try:
         yield
