@@ -8,7 +8,9 @@ import dataclasses
 import json
 import math
 import reprlib
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from inspect import isfunction
 from itertools import pairwise
 from pathlib import Path
@@ -42,26 +44,26 @@ def read_text(file: Path) -> str:
 def parse_yaml(text: str, aliases: bool = False) -> Any:
     """Return plain values from YAML. Raise ValueError with a one-line message if the text is invalid. Aliases are
     refused by default, because they can make a short file arbitrarily large."""
+    return _parse(text, partial(yaml.load, Loader=yaml.SafeLoader if aliases else _TreeLoader))
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Return a dict of plain values from JSON. Raise ValueError if the text holds anything else."""
+    values = _parse(text, json.loads)
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {shown(values)} in place of names and values")
+    return values
+
+
+def _parse(text: str, load: Callable[[str], Any]) -> Any:
     try:
-        values = yaml.load(text, Loader=yaml.SafeLoader if aliases else _TreeLoader)
+        values = load(text)
         _check_numbers(values)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except Exception as error:
         # PyYAML raises YAMLError, and other exceptions for some malformed numbers and dates.
         raise ValueError(one_line(error)) from None
-    return values
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Return a dict of plain values from JSON. Raise ValueError if the text holds anything else."""
-    try:
-        values = json.loads(text)
-        _check_numbers(values)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"it holds {shown(values)} in place of names and values")
     return values
 
 

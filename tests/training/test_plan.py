@@ -112,4 +112,4 @@ def test_logs_of_a_run_that_never_started_are_not_in_the_way(tmp_path: Path):
 
 
 def test_names_that_launchers_choose_differ():
-    assert RunDir.unique("cartpole").path != RunDir.unique("cartpole").path
+    assert RunDir.new(None, "cartpole", unique=True).path != RunDir.new(None, "cartpole", unique=True).path

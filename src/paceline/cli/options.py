@@ -15,18 +15,15 @@ T = TypeVar("T")
 
 def parse_options(kind: type[T], argv: list[str], command: str) -> T:
     """Return an instance of the dataclass `kind`. Print the help page and exit if `argv` contains --help."""
-    options, rest = _call_tyro(kind, argv, command, add_help=True)
+    options, rest = parse_known_options(kind, argv, command, add_help=True)
     if rest:
         raise unknown("option", rest[0], option_names(kind))
     return options
 
 
-def parse_known_options(kind: type[T], argv: list[str], command: str) -> tuple[T, list[str]]:
-    """Return an instance of the dataclass `kind` and the arguments that are not options of it, --help among them."""
-    return _call_tyro(kind, argv, command, add_help=False)
-
-
-def _call_tyro(kind: type[T], argv: list[str], command: str, add_help: bool) -> tuple[T, list[str]]:
+def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: bool = False) -> tuple[T, list[str]]:
+    """Return an instance of the dataclass `kind` and the arguments that are not options of it. Without `add_help`,
+    --help is one of them."""
     # tyro has no public interface for errors. It prints them to stderr in a box and exits with 2.
     printed = io.StringIO()
     try:

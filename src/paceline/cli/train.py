@@ -100,8 +100,7 @@ def _run_directory(command: TrainCommand, launches: bool) -> RunDir:
     run_dir = command.arguments.run_dir
     if command.run is None:
         # All ranks use the directory that their launcher chooses, so no other process may choose the same one.
-        task = command.config.task
-        return RunDir.unique(task) if launches and run_dir is None else RunDir.named(run_dir, task)
+        return RunDir.new(run_dir, command.config.task, unique=launches)
     if run_dir:
         raise UserError(f"--run-dir {run_dir} with --resume: a resumed run stays in its own directory")
     return command.run

@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from torch import Tensor
@@ -16,11 +17,14 @@ from paceline.learners.settings import Settings, flag
 from paceline.process.interrupts import Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
-from paceline.run.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
+from paceline.run.metrics import ConsoleProgress, EpisodeMeans, open_tensorboard
 from paceline.training.build import engine_of, load_state, make_env, make_learner
 from paceline.training.plan import Plan
 from paceline.training.ranks import describe_device
 from paceline.validation import shown
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _METRIC_PREFIX = "measure/"
 _TIMINGS = ("seconds/collect", "seconds/update")
@@ -59,7 +63,7 @@ class Session:
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
         self._first_iteration, self._saved_iteration = plan.iteration, -1
         self._seconds = 0.0
-        self._tensorboard: TensorBoard | None = None
+        self._tensorboard: SummaryWriter | None = None
         if plan.saved is not None:
             self._restore(plan.saved)
 
@@ -94,13 +98,14 @@ class Session:
     def loop(self) -> None:
         """Iterate until all iterations are done or a stop is requested."""
         learner, config = self.learner, self.config
-        if config.logger == "tensorboard" and self.rank.is_main:
-            self._tensorboard = TensorBoard(self._plan.run.tensorboard, learner.iteration + 1)
         lengths = learner.iteration, config.max_iterations, self.env.max_episode_steps
-        progress = [ConsoleProgress(console, *lengths) for console in self._consoles]
         exchange = _StopExchange(self.group)
-        started = time.monotonic()
-        try:
+        with ExitStack() as stack:
+            if config.logger == "tensorboard" and self.rank.is_main:
+                writer = open_tensorboard(self._plan.run.tensorboard, learner.iteration + 1)
+                self._tensorboard = stack.enter_context(writer)
+            progress = [stack.enter_context(ConsoleProgress(console, *lengths)) for console in self._consoles]
+            started = time.monotonic()
             while learner.iteration < config.max_iterations and not exchange.stop:
                 iteration_started = time.monotonic()
                 try:
@@ -116,16 +121,11 @@ class Session:
                 if learner.iteration % config.checkpoint_every == 0:
                     self.save()
             self._log(learner.iteration, exchange.finish())
-        finally:
-            for line in progress:
-                line.close()
-            if self._tensorboard:
-                self._tensorboard.close()
-                self._tensorboard = None
 
     def _log(self, iteration: int, values: dict[str, float]) -> None:
         if self._tensorboard:
-            self._tensorboard.write(iteration, values)
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, iteration)
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return what to log."""
