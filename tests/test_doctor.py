@@ -75,14 +75,14 @@ def two_ranks(**second: str) -> list[dict[str, str]]:
     return [variables(0, 2, port), variables(1, 2, port) | second]
 
 
-def statuses(said: dict[str, Any] | None) -> dict[str, str]:
-    assert said is not None
-    return {finding["name"].split(",")[0]: finding["status"] for finding in said["findings"]}
+def statuses(report: dict[str, Any] | None) -> dict[str, str]:
+    assert report is not None
+    return {finding["name"].split(",")[0]: finding["status"] for finding in report["findings"]}
 
 
-def the(said: dict[str, Any] | None, beginning: str) -> dict[str, str]:
-    assert said is not None
-    return next(finding for finding in said["findings"] if finding["name"].startswith(beginning))
+def the(report: dict[str, Any] | None, beginning: str) -> dict[str, str]:
+    assert report is not None
+    return next(finding for finding in report["findings"] if finding["name"].startswith(beginning))
 
 
 def test_a_single_process_finds_no_failure_and_leaves_no_files(tmp_path: Path):
@@ -169,8 +169,8 @@ def test_an_interface_that_does_not_exist_fails_and_the_existing_ones_are_named(
 
 def test_interface_variables_follow_the_rules_of_gloo_and_nccl():
     here = ["lo", "eth0"]
-    for asked in ("eth", "ib,eth", "=eth0", "^docker"):
-        assert not missing_interfaces("NCCL_SOCKET_IFNAME", asked, here), asked
+    for value in ("eth", "ib,eth", "=eth0", "^docker"):
+        assert not missing_interfaces("NCCL_SOCKET_IFNAME", value, here), value
     assert missing_interfaces("NCCL_SOCKET_IFNAME", "=eth", here) == ["eth"]
     assert missing_interfaces("GLOO_SOCKET_IFNAME", "eth0,ib0", here) == ["ib0"]
 
@@ -263,9 +263,9 @@ def test_a_launcher_without_an_address_fails_at_once(tmp_path: Path):
 def test_the_json_is_not_ok_if_and_only_if_something_fails():
     fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "mend")
     assert json.loads(as_json([fine, advice]))["ok"] is True
-    said = json.loads(as_json([fine, bad]))
-    assert said["ok"] is False
-    assert said["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
+    report = json.loads(as_json([fine, bad]))
+    assert report["ok"] is False
+    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
 
 
 @pytest.mark.parametrize("soft_wrap", [False, True])
