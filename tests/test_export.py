@@ -147,9 +147,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
     assert newest.read_bytes() == content
 
 
-def test_an_export_that_differs_from_the_policy_is_not_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_export_that_differs_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trace = torch.jit.trace
     monkeypatch.setattr(torch.jit, "trace", lambda policy, example: trace(nn.Linear(4, 1), example))
     with pytest.raises(RuntimeError, match="differ from those of the trained one"):
