@@ -14,14 +14,7 @@ from rich.markup import escape
 from paceline.cli.train_arguments import TrainCommand, parse
 from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
-from paceline.distributed.rank import (
-    Rank,
-    adopt_jax_launcher,
-    is_secondary_worker,
-    this_rank,
-    under_elastic_agent,
-    under_launcher,
-)
+from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank, under_elastic_agent, under_launcher
 from paceline.errors import UserError
 from paceline.launch import local, torchrunx
 from paceline.process import interrupts
@@ -65,10 +58,7 @@ def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
 
 def _report_refusal(error: UserError) -> None:
     """Print an error once for all ranks of a run, and send it to the other ranks if they do not know of it."""
-    try:
-        rank = this_rank(())
-    except UserError:
-        rank = Rank()
+    rank = _this_rank()
     if rank.is_main:
         print(f"paceline: {error}", file=sys.stderr, flush=True)
     if error.reported or not rank.launched:
@@ -78,6 +68,14 @@ def _report_refusal(error: UserError) -> None:
     except (PeerLostError, UserError):
         if not rank.is_main:
             print(f"paceline: {error}; rank {rank.index} on {rank.host}", file=sys.stderr)
+
+
+def _this_rank() -> Rank:
+    """Return the rank of this process. One whose launcher has set invalid variables reports the error itself."""
+    try:
+        return this_rank(())
+    except UserError:
+        return Rank()
 
 
 def _num_ranks(command: TrainCommand) -> int:
@@ -107,7 +105,7 @@ def _run_directory(command: TrainCommand, launches: bool) -> RunDir:
 
 
 def _train(command: TrainCommand, directory: RunDir, resume_from: Path | None, console: Console) -> int:
-    is_main = not is_secondary_worker()
+    is_main = _this_rank().is_main
     for note in command.notes if is_main else ():
         console.print(escape(note))
     try:

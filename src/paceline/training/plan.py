@@ -8,7 +8,6 @@ from typing import Any
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
-from paceline.learners.learner import settings_of
 from paceline.learners.settings import Settings, check_samples, flag
 from paceline.run import checkpoint
 from paceline.run.config import MOST_ENVS, TrainConfig
@@ -109,7 +108,7 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
 def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Settings, ranks: int) -> Plan:
     saved, stored = checkpoint.load(file), plan.run.config()
     with checkpoint.reading(file):
-        envs, iteration = saved["num_envs"], saved["learner"]["iteration"]
+        envs, iteration, trained_with = saved["num_envs"], saved["learner"]["iteration"], dict(saved["settings"])
         checkpoint.whole_number("num_envs", envs)
         checkpoint.whole_number("iteration", iteration)
         if not 0 < envs <= MOST_ENVS:
@@ -118,10 +117,6 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
     if changed and config.total(ranks) != envs:
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
-    # Checkpoints of earlier versions do not have the settings they were trained with.
-    trained_with = saved.get("settings")
-    if not isinstance(trained_with, dict):
-        trained_with = dataclasses.asdict(settings_of(stored.learner, stored.settings))
     for name in settings.fixed:
         then, now = _words(trained_with.get(name)), _words(getattr(settings, name))
         if then != now:
