@@ -25,7 +25,7 @@ from paceline.learners.learner import settings_of
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.training.build import build
+from paceline.training.build import make_env, make_learner
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
@@ -134,7 +134,8 @@ def evaluate(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> di
     """Run one complete episode per env with the policy of the newest checkpoint, without exploration noise."""
     on_gpu = engine == "warp" and torch.cuda.is_available()
     config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
-    env, learner = build(config, Group(Rank()), range(episodes), for_evaluation=True)
+    env = make_env(config, Rank(), range(episodes), for_evaluation=True)
+    learner = make_learner(config, env, Group(Rank()))
     learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
     policy, obs = learner.policy(), env.reset()
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)

@@ -17,18 +17,17 @@ import torch
 from rich.console import Console
 
 from paceline import doctor
-from paceline.cli.doctor import as_json, table
+from paceline.cli.commands import as_json, as_table
 from paceline.distributed.network_check import missing_interfaces
 from paceline.distributed.rank import Rank
-from paceline.doctor import Finding, examine
+from paceline.doctor import Finding, examine, min_bytes
 from paceline.errors import UserError
-from paceline.training.memory_estimate import min_bytes
 from tests.distributed.ranks import free_port, variables
 
 WORKER = """
 import sys
 from pathlib import Path
-from paceline.cli.doctor import as_json
+from paceline.cli.commands import as_json
 from paceline.doctor import examine
 directory, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 findings = examine("cartpole", 64, ("none",), "auto", directory / "run", seconds)
@@ -76,14 +75,14 @@ def two_ranks(**second: str) -> list[dict[str, str]]:
     return [variables(0, 2, port), variables(1, 2, port) | second]
 
 
-def statuses(said: dict[str, Any] | None) -> dict[str, str]:
-    assert said is not None
-    return {finding["name"].split(",")[0]: finding["status"] for finding in said["findings"]}
+def statuses(report: dict[str, Any] | None) -> dict[str, str]:
+    assert report is not None
+    return {finding["name"].split(",")[0]: finding["status"] for finding in report["findings"]}
 
 
-def the(said: dict[str, Any] | None, beginning: str) -> dict[str, str]:
-    assert said is not None
-    return next(finding for finding in said["findings"] if finding["name"].startswith(beginning))
+def the(report: dict[str, Any] | None, beginning: str) -> dict[str, str]:
+    assert report is not None
+    return next(finding for finding in report["findings"] if finding["name"].startswith(beginning))
 
 
 def test_a_single_process_finds_no_failure_and_leaves_no_files(tmp_path: Path):
@@ -125,8 +124,7 @@ def test_each_rank_that_shares_a_memory_needs_its_part():
 
 
 def test_on_warp_the_arrays_of_the_engine_count():
-    entry = doctor.registry.find("cartpole")
-    assert min_bytes(entry, 16, "warp") > min_bytes(entry, 16, "mujoco") + 16 * 1000
+    assert min_bytes("cartpole", 16, "warp") > min_bytes("cartpole", 16, "mujoco") + 16 * 1000
 
 
 def test_a_run_directory_that_cannot_be_created_fails(tmp_path: Path):
@@ -171,8 +169,8 @@ def test_an_interface_that_does_not_exist_fails_and_the_existing_ones_are_named(
 
 def test_interface_variables_follow_the_rules_of_gloo_and_nccl():
     here = ["lo", "eth0"]
-    for asked in ("eth", "ib,eth", "=eth0", "^docker"):
-        assert not missing_interfaces("NCCL_SOCKET_IFNAME", asked, here), asked
+    for value in ("eth", "ib,eth", "=eth0", "^docker"):
+        assert not missing_interfaces("NCCL_SOCKET_IFNAME", value, here), value
     assert missing_interfaces("NCCL_SOCKET_IFNAME", "=eth", here) == ["eth"]
     assert missing_interfaces("GLOO_SOCKET_IFNAME", "eth0,ib0", here) == ["ib0"]
 
@@ -265,9 +263,9 @@ def test_a_launcher_without_an_address_fails_at_once(tmp_path: Path):
 def test_the_json_is_not_ok_if_and_only_if_something_fails():
     fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "mend")
     assert json.loads(as_json([fine, advice]))["ok"] is True
-    said = json.loads(as_json([fine, bad]))
-    assert said["ok"] is False
-    assert said["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
+    report = json.loads(as_json([fine, bad]))
+    assert report["ok"] is False
+    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
 
 
 @pytest.mark.parametrize("soft_wrap", [False, True])
@@ -275,7 +273,7 @@ def test_the_table_fits_80_columns_and_is_complete(soft_wrap: bool):
     # These letters occur nowhere else.
     long = Finding("rendezvous, rank 12 on node-with-a-long-name", "fails", "Q" * 150, "try [bold] " + "Z" * 90)
     printed = io.StringIO()
-    Console(width=80, soft_wrap=soft_wrap, file=printed).print(table([Finding("python", "ok", "3.12"), long]))
+    Console(width=80, soft_wrap=soft_wrap, file=printed).print(as_table([Finding("python", "ok", "3.12"), long]))
     text = printed.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     assert (text.count("Q"), text.count("Z"), text.count("[bold]")) == (150, 90, 1)

@@ -93,7 +93,7 @@ def test_further_observation_groups_are_inputs_under_their_names(
     assert json.loads(extra["paceline.json"])["inputs"] == ["obs", "heights"]
 
 
-def test_onnx_says_what_it_is(run: Path, tmp_path: Path):
+def test_onnx_metadata_names_task_and_iteration(run: Path, tmp_path: Path):
     model = onnx.load(export(str(run), "onnx", tmp_path / "policy.onnx"))
     onnx.checker.check_model(model, full_check=True)
     about = {entry.key: entry.value for entry in model.metadata_props}
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_not_overwritten_by_its_own_export(run: Path, monkeypatc
     assert newest.read_bytes() == content
 
 
-def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_export_that_differs_is_not_written(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trace = torch.jit.trace
     monkeypatch.setattr(torch.jit, "trace", lambda policy, example: trace(nn.Linear(4, 1), example))
     with pytest.raises(RuntimeError, match="differ from those of the trained one"):
@@ -156,29 +156,29 @@ def test_a_policy_that_came_out_wrong_is_not_written(run: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("format", "output", "said"),
+    ("format", "output", "message"),
     [
         ("onx", None, "unknown format 'onx': did you mean 'onnx'"),
         ("onnx", Path("policy.pt"), "--output policy.pt with --format onnx: give a name that ends in .onnx"),
         ("torchscript", Path("/dev/null"), "/dev/null: it exists and is not a file; choose another --output"),
     ],
 )
-def test_bad_values_are_refused_by_name(format: str, output: Path | None, said: str, tiny_run: Path):
-    with pytest.raises(UserError, match=said):
+def test_bad_values_are_refused_by_name(format: str, output: Path | None, message: str, tiny_run: Path):
+    with pytest.raises(UserError, match=message):
         export(str(tiny_run), format, output)
 
 
 def test_refusals_are_one_line_exit_2_and_leave_nothing(tiny_run: Path, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     before = {p: p.stat().st_mtime_ns for p in (*tmp_path.rglob("*"), *tiny_run.rglob("*"))}
-    for words, said in (
+    for words, message in (
         (["nowhere"], "no run at nowhere"),
         ([tiny_run, "--output", "file/policy.onnx"], "cannot write the policy file/policy.onnx"),
     ):
         done = paceline("export", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-        assert said in done.stderr
+        assert message in done.stderr
     assert before == {p: p.stat().st_mtime_ns for p in (*tmp_path.rglob("*"), *tiny_run.rglob("*"))}
 
 

@@ -60,18 +60,18 @@ def test_resuming_is_bit_exact(tmp_path: Path):
     whole = run(tmp_path / "whole", 20)
     parts = run(tmp_path / "parts", 10)
     run(tmp_path / "parts", 20, resume=True)
-    ours, theirs = (flat(checkpoint.load(checkpoint.newest(d.checkpoints))) for d in (whole, parts))
-    assert ours.keys() == theirs.keys()
+    uninterrupted, resumed = (flat(checkpoint.load(checkpoint.newest(d.checkpoints))) for d in (whole, parts))
+    assert uninterrupted.keys() == resumed.keys()
     assert {
         "learner/adam/exp_avg",
         "learner/normalizers/policy/mean",
         "learner/envs/sim/qacc_warmstart",
-    } <= ours.keys()
-    for name, value in ours.items():
+    } <= uninterrupted.keys()
+    for name, value in uninterrupted.items():
         if isinstance(value, torch.Tensor):
-            assert torch.equal(value, theirs[name]), name
+            assert torch.equal(value, resumed[name]), name
         elif name != "totals/seconds":
-            assert value == theirs[name], name
+            assert value == resumed[name], name
     assert scalars(whole) == scalars(parts)
     assert [step for step, _ in scalars(parts)["loss/value"]] == list(range(1, 21))
 
@@ -130,7 +130,7 @@ def test_a_resume_from_the_best_checkpoint_is_kept_and_goes_on(tmp_path: Path):
     assert not list(directory.checkpoints.glob(".*"))
 
 
-def test_a_damaged_best_checkpoint_does_not_stand_in_the_way(tmp_path: Path):
+def test_a_damaged_best_checkpoint_does_not_prevent_a_resume(tmp_path: Path):
     directory = run(tmp_path / "run", 5)
     best = directory.checkpoints / checkpoint.BEST
     best.write_bytes(best.read_bytes()[:100])
@@ -211,17 +211,17 @@ def test_a_reward_that_is_not_finite_is_blamed_on_the_task(
         return terms | {"cart_vel": terms["cart_vel"].masked_fill(late, torch.inf)}
 
     monkeypatch.setattr(Cartpole, "reward", broken)
-    said = (
+    message = (
         r"reward term 'cart_vel' of env 7 became inf in step 3 of the rollout of iteration 1: check how the task "
         r"cartpole computes it"
     )
-    with pytest.raises(TrainingFailedError, match=said) as failed:
+    with pytest.raises(TrainingFailedError, match=message) as failed:
         run(tmp_path / "run", 5, learner=learner, settings={})
     assert "learning-rate" not in str(failed.value)
 
 
 @pytest.mark.parametrize(
-    ("learner", "settings", "said"),
+    ("learner", "settings", "message"),
     [
         (
             "rsl_rl",
@@ -237,9 +237,9 @@ def test_a_reward_that_is_not_finite_is_blamed_on_the_task(
     ],
 )
 def test_fewer_samples_than_minibatches_are_refused_before_training(
-    learner: str, settings: dict[str, Any], said: str, tmp_path: Path
+    learner: str, settings: dict[str, Any], message: str, tmp_path: Path
 ):
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(tmp_path / "run", 2, num_envs=4, learner=learner, settings=settings)
     assert not list(tmp_path.iterdir())
 

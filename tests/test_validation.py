@@ -83,7 +83,7 @@ def test_a_missing_value_is_named():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"nested": [[1.0]]}, r"test: nested is \[\[1.0\]\], but "),
         ({"nested": [["a", "b"]]}, r"test: nested is \[\['a', 'b'\]\], but "),
@@ -95,8 +95,8 @@ def test_a_missing_value_is_named():
         ({7: 1}, r"test: unknown key '7'"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_by_name(values: dict[Any, Any], said: str):
-    with pytest.raises(UserError, match=said):
+def test_a_value_of_the_wrong_type_is_refused_by_name(values: dict[Any, Any], message: str):
+    with pytest.raises(UserError, match=message):
         from_dict(Options, values, "test")
 
 

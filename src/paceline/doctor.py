@@ -11,13 +11,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Literal
 
+import mujoco
 import torch
+from rich.filesize import decimal
 
 from paceline.device.cpu import usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
@@ -26,13 +29,15 @@ from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces
 from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
-from paceline.errors import UserError
+from paceline.env.robot_env import RobotEnv
+from paceline.errors import UserError, one_line
+from paceline.run.config import TrainConfig
 from paceline.run.directory import RUNS
 from paceline.run.versions import versions
+from paceline.sim.calibration import measure_capacity
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import Entry
-from paceline.training.memory_estimate import min_bytes
+from paceline.training.build import make_env
 
 Status = Literal["ok", "advice", "fails"]
 
@@ -65,7 +70,8 @@ def examine(
     gpus = choose_gpus(gpu_ids, engine, under_launcher())
     rank = this_rank(gpus)
     engine, single_rank = choose_engine(engine, rank.device), rank.world_size == 1
-    entry = registry.find(task) if task else None
+    if task:
+        registry.find(task)
     shm_bytes = disk_usage("/dev/shm").total if os.path.exists("/dev/shm") else None
     of_rank = [] if single_rank else [Finding("device", "ok", _describe(rank.device))]
     of_host = [
@@ -77,9 +83,9 @@ def examine(
         check_open_files(rank),
         check_run_dir(run_dir, rank),
     ]
-    if entry:
+    if task:
         sharers = gpus[: rank.local_size].count(gpus[rank.local_index]) if gpus else rank.local_size
-        (of_rank if gpus else of_host).append(check_memory(entry, num_envs, engine, rank.device, sharers))
+        (of_rank if gpus else of_host).append(check_memory(task, num_envs, engine, rank.device, sharers))
     if single_rank:
         return [*check_versions(_versions(), engine), check_host_name(timeout), *of_rank, *of_host]
 
@@ -256,7 +262,8 @@ def check_shared_memory(total_bytes: int | None, several_gpus: bool) -> list[Fin
     remedy = "NCCL exchanges data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
     if total_bytes is None:
         return []
-    return [_finding("/dev/shm", _size(total_bytes), remedy, total_bytes >= MIN_SHM_BYTES or not several_gpus)]
+    enough = total_bytes >= MIN_SHM_BYTES or not several_gpus
+    return [_finding("/dev/shm", decimal(total_bytes), remedy, enough)]
 
 
 def check_open_files(rank: Rank) -> Finding:
@@ -280,16 +287,16 @@ def check_run_dir(run_dir: Path | None, rank: Rank) -> Finding:
         if rank.index == rank.local_index:
             return Finding("run directory", "fails", value, "choose another --run-dir, or change its permissions")
         return Finding("run directory", "advice", value, "choose another directory for logs: --worker-log-dir")
-    milliseconds, free = 1000.0 * (time.perf_counter() - started), _size(disk_usage(nearest).free)
+    milliseconds, free = 1000.0 * (time.perf_counter() - started), decimal(disk_usage(nearest).free)
     return Finding("run directory", "ok", f"wrote in {nearest} in {milliseconds:.1f} ms, {free} free")
 
 
-def check_memory(entry: Entry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
+def check_memory(task: str, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
     """Check that the envs of `sharers` ranks fit into the memory of one host or GPU."""
-    on_gpu = device.type == "cuda"
+    entry, on_gpu = registry.find(task), device.type == "cuda"
     num_envs = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
     few, many = SAMPLE_ENVS
-    small, large = min_bytes(entry, few, engine), min_bytes(entry, many, engine)
+    small, large = min_bytes(task, few, engine), min_bytes(task, many, engine)
     per_env = (large - small) / (many - few)
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else free_host_bytes()
     return check_fit(num_envs, small - few * per_env, per_env, free, sharers)
@@ -298,10 +305,48 @@ def check_memory(entry: Entry, num_envs: int | None, engine: str, device: torch.
 def check_fit(num_envs: int, fixed: float, per_env: float, free: int, sharers: int) -> Finding:
     """Compare `free` bytes with those of `sharers` ranks, each of which needs `fixed + num_envs * per_env`."""
     needed, ranks = sharers * (fixed + num_envs * per_env), f" for each of {sharers} ranks" if sharers > 1 else ""
-    value = f"{num_envs} envs{ranks} need at least {_size(needed)}; {_size(free)} are free"
+    value = f"{num_envs} envs{ranks} need at least {decimal(int(needed))}; {decimal(free)} are free"
     largest = int((free / sharers - fixed) // per_env)
     remedy = f"at most --num-envs {largest}" if largest > 0 else "not one env fits: free some memory"
     return _finding("memory", value, remedy, needed <= free, "fails")
+
+
+def min_bytes(task: str, num_envs: int, engine: str) -> int:
+    """Return a lower bound of the memory that training needs, in bytes.
+
+    It contains the state of the envs, the arrays of the engine, one rollout, and the input and output of the widest
+    layer when the critic evaluates the whole rollout. It does not contain parameters, further copies, compiled code and
+    the memory of the libraries.
+    """
+    env, training = make_env(TrainConfig(task, {}), Rank(), range(num_envs)), registry.find(task).training
+    env.reset()
+    step = env.step(torch.zeros(num_envs, env.num_actions))
+    tensors = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
+    step_bytes = sum(tensor.nbytes for tensor in tensors)
+    # Floats in addition to the env's outputs: actions, their means and noise, and the layers for `obs` and `final_obs`.
+    step_bytes += 4 * num_envs * (3 * env.num_actions + 2 * 2 * max(training.hidden_layers))
+    state_bytes = sum(tensor.nbytes for tensor in env.state().values())
+    engine_bytes = _warp_bytes(env.sim.model, num_envs) if engine == "warp" and isinstance(env, RobotEnv) else 0
+    return state_bytes + engine_bytes + training.horizon * step_bytes
+
+
+def _warp_bytes(model: mujoco.MjModel, num_envs: int) -> int:
+    """Return the bytes that MuJoCo Warp allocates. Measured on the CPU, where the sizes are the same and no kernel is
+    compiled."""
+    if not find_spec("mujoco_warp"):
+        return 0
+    import mujoco_warp
+    import warp
+
+    def capacity(value: Any) -> int:
+        if is_dataclass(value):
+            return sum(capacity(getattr(value, field.name)) for field in fields(value))
+        return value.capacity if isinstance(value, warp.array) else 0
+
+    allocated = measure_capacity(model)
+    warp.config.log_level = warp.LOG_ERROR
+    with warp.ScopedDevice("cpu"):
+        return capacity(mujoco_warp.make_data(model, num_envs, nconmax=allocated.contacts, njmax=allocated.constraints))
 
 
 # Facts and their text
@@ -317,7 +362,7 @@ def _describe(device: torch.device) -> str:
     if device.type == "cpu":
         return "cpu"
     properties = torch.cuda.get_device_properties(device)
-    return f"{device}, {properties.name}, {_size(properties.total_memory)}, {gpu_uuid(device)}"
+    return f"{device}, {properties.name}, {decimal(properties.total_memory)}, {gpu_uuid(device)}"
 
 
 def _finding(name: str, value: str, remedy: str, ok: bool, otherwise: Status = "advice") -> Finding:
@@ -328,8 +373,7 @@ def _reason(error: Exception, timeout: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer in {timeout:g} s"
     # Messages of gloo begin with a position in its source code.
-    message = re.sub(r"\[enforce fail at [^]]*\] ?", "", str(error)).strip()
-    return (message or type(error).__name__).splitlines()[0]
+    return re.sub(r"\[enforce fail at [^]]*\] ?", "", one_line(error))
 
 
 def _with_place(findings: Iterable[Finding], place: str) -> list[Finding]:
@@ -338,11 +382,3 @@ def _with_place(findings: Iterable[Finding], place: str) -> list[Finding]:
 
 def _join(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024.0:
-            return f"{count:.4g} {unit}"
-        count /= 1024.0
-    return f"{count:,.1f} GiB"

@@ -8,8 +8,10 @@ class UserError(Exception):
     """Invalid input. The message is one line that names the value, the allowed values and a remedy. The command line
     exits with 2."""
 
-    reported: bool = False
-    """True if all ranks of the run have received the error, so that only the main rank prints it."""
+    def __init__(self, message: str, reported: bool = False):
+        super().__init__(message)
+        self.reported = reported
+        """True if all ranks of the run have received the error, so that only the main rank prints it."""
 
 
 def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:

@@ -115,9 +115,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
-            warnings.filterwarnings("ignore", r"# The axis name: batch will not be used", UserWarning)
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)

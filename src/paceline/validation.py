@@ -10,6 +10,8 @@ import math
 import reprlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from inspect import isfunction
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
@@ -22,15 +24,9 @@ from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 from paceline.errors import UserError, one_line, unknown
 
 LARGEST_COUNT = 2**31
-MOST_PER_ITERATION = 2**16
-"""Maximum number of steps, epochs or minibatches per iteration."""
-LARGEST_NUMBER = 1e9
-"""Maximum absolute value of a number without another constraint. Larger ones are of no use in float32 physics."""
-PHYSICS_RATES = (1.0, 1e5)
-"""Minimum and maximum number of physics steps per second."""
-WIDEST_LAYER = 2**13
-MOST_WEIGHTS = 2**24
-"""Maximum number of weights between hidden layers."""
+# Range of a float without another constraint. Larger numbers are of no use in float32 physics.
+_UNCONSTRAINED = Interval(ge=-1e9, le=1e9)
+_WIDEST_LAYER, _MOST_WEIGHTS = 2**13, 2**24
 # The configuration of a run has a few thousand bytes. Parsing a million bytes takes seconds.
 _LARGEST_FILE = 2**20
 _MOST_BITS = 64
@@ -48,26 +44,26 @@ def read_text(file: Path) -> str:
 def parse_yaml(text: str, aliases: bool = False) -> Any:
     """Return plain values from YAML. Raise ValueError with a one-line message if the text is invalid. Aliases are
     refused by default, because they can make a short file arbitrarily large."""
+    return _parse(text, partial(yaml.load, Loader=yaml.SafeLoader if aliases else _TreeLoader))
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Return a dict of plain values from JSON. Raise ValueError if the text holds anything else."""
+    values = _parse(text, json.loads)
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {shown(values)} in place of names and values")
+    return values
+
+
+def _parse(text: str, load: Callable[[str], Any]) -> Any:
     try:
-        values = yaml.load(text, Loader=yaml.SafeLoader if aliases else _TreeLoader)
+        values = load(text)
         _check_numbers(values)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except Exception as error:
         # PyYAML raises YAMLError, and other exceptions for some malformed numbers and dates.
         raise ValueError(one_line(error)) from None
-    return values
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """Return a dict of plain values from JSON. Raise ValueError if the text holds anything else."""
-    try:
-        values = json.loads(text)
-        _check_numbers(values)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"it holds {shown(values)} in place of names and values")
     return values
 
 
@@ -80,14 +76,10 @@ class _TreeLoader(yaml.SafeLoader):
 
 def _check_numbers(value: Any) -> None:
     """Raise ValueError for integers that neither torch nor float can represent."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_numbers(key)
-            _check_numbers(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_numbers(item)
-    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+    items = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
+    for item in items:
+        _check_numbers(item)
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(f"it has a number of {value.bit_length()} bits, more than {_MOST_BITS}")
 
 
@@ -176,13 +168,6 @@ def shown(value: Any) -> str:
     return short.repr(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """Annotation of a type with a function that raises UserError for a flag and a value that is not allowed."""
-
-    function: Callable[[str, Any], None]
-
-
 def check(instance: Any, prefix: str, bounded: bool = False) -> None:
     """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
     names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too. A
@@ -190,7 +175,7 @@ def check(instance: Any, prefix: str, bounded: bool = False) -> None:
     hints = get_type_hints(type(instance), include_extras=True)
     for field in dataclasses.fields(instance):
         flag = f"{prefix}{field.name.replace('_', '-')}"
-        _check_value(flag, getattr(instance, field.name), hints[field.name], bounded)
+        check_value(flag, getattr(instance, field.name), hints[field.name], bounded)
 
 
 def check_options(task: Any) -> None:
@@ -198,77 +183,65 @@ def check_options(task: Any) -> None:
     check(task, "--env.", bounded=True)
 
 
-def _check_value(flag: str, value: Any, hint: Any, bounded: bool) -> None:
+def check_value(flag: str, value: Any, hint: Any, bounded: bool = False) -> None:
+    """Raise UserError if a value violates the constraints of the type `hint`. A constraint is one of annotated_types,
+    or a function that raises UserError for a flag and a value that is not allowed."""
     if value is None:
         return
     plain, constraints = _constraints(hint)
     for constraint in constraints:
-        if isinstance(constraint, Check):
-            constraint.function(flag, value)
+        if isfunction(constraint):
+            constraint(flag, value)
         else:
             _check_number(flag, value, constraint)
     if dataclasses.is_dataclass(value):
         check(value, f"{flag}.", bounded)
     elif isinstance(value, (tuple, list)):
         for item, item_hint in zip(value, _item_types(plain, len(value)), strict=True):
-            _check_value(flag, item, item_hint, bounded)
+            check_value(flag, item, item_hint, bounded)
     elif isinstance(value, float) and (bounded or not constraints):
-        finite(flag, value)
+        _check_number(flag, value, _UNCONSTRAINED)
 
 
-def _constraints(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def _constraints(hint: Any) -> tuple[Any, list[Any]]:
     """Return a type without `Annotated` and `| None`, and the constraints that annotate it."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
         plain, inner = _constraints(arguments[0])
-        return plain, (*inner, *(item for item in arguments[1:] if isinstance(item, (Check, Ge, Gt, Interval, Le))))
+        known = (Ge, Gt, Interval, Le)
+        return plain, inner + [item for item in arguments[1:] if isfunction(item) or isinstance(item, known)]
     if get_origin(hint) in (Union, UnionType) and len(arguments) == 2 and type(None) in arguments:
         return _constraints(next(argument for argument in arguments if argument is not type(None)))
-    return hint, ()
+    return hint, []
 
 
 def _check_number(flag: str, value: float, constraint: Any) -> None:
     """Compare a number with a constraint of annotated_types. NaN and infinity violate every constraint."""
     gt, ge, le = (getattr(constraint, name, None) for name in ("gt", "ge", "le"))
     above_minimum = (gt is None or value > gt) and (ge is None or value >= ge)
-    if above_minimum and (le is None or value <= le) and math.isfinite(value):
+    if above_minimum and (le is None or value <= le) and (isinstance(value, int) or math.isfinite(value)):
         return
     if le is None:
         allowed = f"be above {gt:g}" if gt is not None else f"be at least {ge:g}" if ge else "not be negative"
         allowed += ", and finite" * isinstance(value, float)
     else:
-        allowed = f"be between {ge:g} and {le:g}" if ge is not None else f"be at most {le}"
-    raise UserError(f"{flag} {value if isinstance(value, int) else format(value, 'g')} must {allowed}")
+        allowed = f"be between {_short(ge)} and {_short(le)}" if ge is not None else f"be at most {_short(le)}"
+    raise UserError(f"{flag} {_short(value)} must {allowed}")
 
 
-def at_least_one(flag: str, value: int, most: int = LARGEST_COUNT) -> None:
-    if value < 1:
-        raise UserError(f"{flag} {value} must be at least 1")
-    if value > most:
-        raise UserError(f"{flag} {value} must be at most {most}")
+def _short(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
-def above_zero(flag: str, value: float, most: float = math.inf) -> None:
-    if not 0.0 < value < math.inf:
-        raise UserError(f"{flag} {value:g} must be above 0, and finite")
-    if value > most:
-        raise UserError(f"{flag} {value:g} must be at most {most:g}")
-
-
-def finite(flag: str, value: float) -> None:
-    if not abs(value) <= LARGEST_NUMBER:
-        raise UserError(f"{flag} {value:g} must be between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}")
-
-
-def widths(flag: str, value: tuple[int, ...]) -> None:
+def _check_widths(flag: str, value: tuple[int, ...]) -> None:
     given = " ".join(map(str, value[:20]))
     if not value or min(value) < 1:
         raise UserError(f"{flag} {given} is not a list of widths: give for example 64 64")
-    if max(value) > WIDEST_LAYER:
-        raise UserError(f"{flag} {given}: a layer has at most {WIDEST_LAYER} units")
+    if max(value) > _WIDEST_LAYER:
+        raise UserError(f"{flag} {given}: a layer has at most {_WIDEST_LAYER} units")
     weights = sum(before * after for before, after in pairwise(value))
-    if weights > MOST_WEIGHTS:
-        raise UserError(f"{flag} {given} are {weights} weights between hidden layers: at most {MOST_WEIGHTS}")
+    if weights > _MOST_WEIGHTS:
+        raise UserError(f"{flag} {given} are {weights} weights between hidden layers: at most {_MOST_WEIGHTS}")
 
 
 def _check_order(flag: str, value: tuple[float, float]) -> None:
@@ -278,15 +251,15 @@ def _check_order(flag: str, value: tuple[float, float]) -> None:
 
 
 Count = Annotated[int, Ge(1), Le(LARGEST_COUNT)]
-PerIteration = Annotated[int, Ge(1), Le(MOST_PER_ITERATION)]
+PerIteration = Annotated[int, Ge(1), Le(2**16)]
 """Number of steps, epochs or minibatches per iteration."""
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 UnitInterval = Annotated[float, Interval(ge=0, le=1)]
-PhysicsRate = Annotated[float, Interval(ge=PHYSICS_RATES[0], le=PHYSICS_RATES[1])]
+PhysicsRate = Annotated[float, Interval(ge=1.0, le=1e5)]
 """Number of physics steps per second."""
-Range = Annotated[tuple[float, float], Check(_check_order)]
+Range = Annotated[tuple[float, float], _check_order]
 """Minimum and maximum of a range."""
-NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], Check(_check_order)]
-LayerWidths = Annotated[tuple[int, ...], Check(widths)]
+NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], _check_order]
+LayerWidths = Annotated[tuple[int, ...], _check_widths]
 """Widths of the hidden layers of a network."""

@@ -17,7 +17,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
-from paceline.training.build import trained
+from paceline.training.build import playable
 from tests.tasks.test_add_a_task import paceline, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring_your_env.md"
@@ -83,6 +83,6 @@ def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(site)
     config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger="none")
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
-    trained(str(tmp_path / "run"))
+    playable(str(tmp_path / "run"))
     with pytest.raises(UserError, match="task 'point' cannot be drawn: its EnvEntry has no `drawn`"):
-        trained(str(tmp_path / "run"), renderable=True)
+        playable(str(tmp_path / "run"), renderable=True)

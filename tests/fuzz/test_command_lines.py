@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.cli import train_arguments as arguments
-from paceline.cli.doctor import DoctorArguments
-from paceline.cli.export import ExportArguments
+from paceline.cli.commands import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
 from paceline.cli.options import parse_options
-from paceline.cli.play import PlayArguments
-from paceline.cli.tasks import TasksArguments
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
 from paceline.run.config import TrainConfig

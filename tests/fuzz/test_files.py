@@ -23,10 +23,11 @@ from paceline.distributed.group import Group
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
+from paceline.process.interrupts import Interrupts
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
-from paceline.training.build import resolve, trained
+from paceline.training.build import playable, resolve
 from paceline.training.plan import load_start, make_plan
 from paceline.training.session import Session
 from tests.fuzz.guard import cases, harmless
@@ -214,12 +215,12 @@ def open_run(run: Path) -> None:
     config = opened.config()
     _, settings = resolve(config)
     file = checkpoint.chosen(str(run), opened.checkpoints)
-    trained(str(run))
+    playable(str(run))
     config = dataclasses.replace(config, max_iterations=10**6, engine="auto", gpu_ids=())
     plan = make_plan(config, opened, file, LaunchRecord())
-    start = load_start(plan, config, settings, ranks=1)
-    if start.total_envs == ENVS:
-        session = Session(config, settings, Group(Rank()), range(ENVS), plan, start, LaunchRecord(), [], began=0.0)
+    plan = load_start(plan, config, settings, ranks=1)
+    if plan.total_envs == ENVS:
+        session = Session(config, settings, Group(Rank()), plan, Interrupts(), [])
         session.episodes.means()
         json.dumps(session.totals)
 

@@ -22,7 +22,7 @@ from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
-from paceline.training.build import build, trained
+from paceline.training.build import build, playable
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
 
@@ -192,12 +192,12 @@ def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_pa
     events.Reload()
     assert set(events.Tags()["scalars"]) >= METRICS | {"seconds/update/max", "episode/return"}
 
-    env, loaded, *_ = trained(str(run))
+    loaded = playable(str(run))
     process = start(tmp_path, site, "export", str(run), "--format", "torchscript", "--output", str(tmp_path / "p.pt"))
     _, complained = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, complained
-    obs = env.reset()
-    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs["policy"]), loaded.policy()(obs))
+    obs = loaded.env.reset()
+    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs["policy"]), loaded.policy(obs))
 
     process = start(tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", "3")
     said, complained = process.communicate(timeout=SECONDS)

@@ -28,7 +28,7 @@ def save(directory: Path, iteration: int, keep: int = 10, best: bool = False) ->
     return checkpoint.save(directory, iteration, STATE, keep, best)
 
 
-def test_a_state_comes_back_as_it_was(tmp_path: Path):
+def test_a_loaded_state_equals_the_saved_one(tmp_path: Path):
     state = checkpoint.load(save(tmp_path, 7))
     assert state["iteration"] == 7
     assert state["sums"] == [{"return": 1.5}]
@@ -58,7 +58,7 @@ def test_a_truncated_checkpoint_is_named_and_the_one_before_it_offered(tmp_path:
             checkpoint.load(later)
 
 
-def test_a_foreign_file_is_not_loaded_and_not_executed(tmp_path: Path):
+def test_a_pickle_is_not_loaded_and_not_executed(tmp_path: Path):
     struck = tmp_path / "struck"
 
     class Bomb:

@@ -77,7 +77,7 @@ def test_a_file_called_auto_is_not_taken_for_a_checkpoint(run: Path, monkeypatch
         (".", "is not a run: it has no run.yaml"),
     ],
 )
-def test_what_is_not_a_run_is_refused(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_that_is_not_a_run_is_refused(name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("checkpoints").mkdir()
     for file in ("file", "checkpoints/file"):

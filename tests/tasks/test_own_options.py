@@ -72,10 +72,10 @@ def test_a_run_with_nested_options_is_trained_resumed_and_opened(run: Path):
     new = ["train", "faulty", "--gpu-ids", "none", "--max-iterations", "1", "--run-dir", str(run), *own]
     assert trained(new[1:])["iterations"] == 1
     assert trained(["--resume", str(run), "--max-iterations", "2"])["iterations"] == 2
-    env, _, opened, _ = build.trained(str(run))
-    assert isinstance(env, RobotEnv)
-    options: Any = env.task
+    opened = build.playable(str(run))
+    assert isinstance(opened.env, RobotEnv)
+    options: Any = opened.env.task
     assert (options.ranges, options.robot) == (((0.0, 1.0), (4.0, 5.0)), "anymal")
     assert (options.maybe, options.gains) == (((1, 2), (3,)), {"hip": (1.0, 2.0)})
     assert (options.weights.alive, options.weights.angles, options.limits.high) == (2.0, (0.0, 1.0), (3.0, 4.0))
-    assert opened.config() == arguments.parse(["--resume", str(run), "--max-iterations", "2"]).config
+    assert RunDir(opened.folder).config() == arguments.parse(["--resume", str(run), "--max-iterations", "2"]).config

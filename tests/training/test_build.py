@@ -16,7 +16,7 @@ from paceline.export import export
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.train import train
-from paceline.training.build import trained
+from paceline.training.build import playable
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -44,7 +44,7 @@ def assert_one_line(error: UserError, file: Path) -> None:
     assert len(str(error).splitlines()) == 1
 
 
-NEITHER: dict[str, Change] = {
+UNLOADABLE: dict[str, Change] = {
     "no learner": lambda state: state.pop("learner"),
     "a number for the learner": lambda state: state.update(learner=5),
     "a tensor for the learner": lambda state: state.update(learner=torch.zeros(3)),
@@ -71,18 +71,18 @@ NEITHER: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("case", NEITHER)
-def test_what_neither_playing_nor_resuming_can_use_is_refused(case: str, run: Path):
-    file = changed(run, NEITHER[case])
+@pytest.mark.parametrize("case", UNLOADABLE)
+def test_a_state_that_cannot_be_loaded_is_refused_by_play_and_resume(case: str, run: Path):
+    file = changed(run, UNLOADABLE[case])
     with pytest.raises(UserError) as caught:
-        trained(str(run))
+        playable(str(run))
     assert_one_line(caught.value, file)
     with pytest.raises(UserError) as caught:
         resume(run, file)
     assert_one_line(caught.value, file)
 
 
-ONLY_PLAYED: dict[str, Change] = {
+NOT_RESUMABLE: dict[str, Change] = {
     "no totals": lambda state: state.pop("totals"),
     "a list of totals": lambda state: state.update(totals=[1]),
     "seconds that are no number": lambda state: state["totals"].update(seconds=math.nan),
@@ -96,9 +96,9 @@ ONLY_PLAYED: dict[str, Change] = {
     "episodes without a number": lambda state: state["episodes"].update(sums=[{"return": 1.0}]),
     "no ended episodes": lambda state: state["episodes"].update(sums=[{"episodes": 0.0}]),
     "a word for a return": lambda state: state["episodes"].update(sums=[{"episodes": 1.0, "return": "high"}]),
-    "no worlds": lambda state: state["learner"].pop("envs"),
-    "a number for a world": lambda state: state["learner"]["envs"].update(action=5),
-    "too few worlds": lambda state: state["learner"]["envs"].update(action=torch.zeros(1, 1)),
+    "no envs": lambda state: state["learner"].pop("envs"),
+    "a number for the actions of the envs": lambda state: state["learner"]["envs"].update(action=5),
+    "too few envs": lambda state: state["learner"]["envs"].update(action=torch.zeros(1, 1)),
     "actions of another width": lambda state: state["learner"]["envs"].update(action=torch.zeros(8, 3)),
     "no number of envs": lambda state: state.pop("num_envs"),
     "too many envs": lambda state: state.update(num_envs=2**40),
@@ -108,15 +108,15 @@ ONLY_PLAYED: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("case", ONLY_PLAYED)
-def test_what_resuming_cannot_use_is_refused(case: str, run: Path):
-    file = changed(run, ONLY_PLAYED[case])
+@pytest.mark.parametrize("case", NOT_RESUMABLE)
+def test_a_state_that_cannot_be_continued_is_refused_by_resume(case: str, run: Path):
+    file = changed(run, NOT_RESUMABLE[case])
     with pytest.raises(UserError) as caught:
         resume(run, file)
     assert_one_line(caught.value, file)
 
 
-def test_a_sound_checkpoint_is_resumed_and_may_have_other_rewards_by_now(run: Path):
+def test_a_valid_checkpoint_is_resumed_also_if_it_has_the_sums_of_other_rewards(run: Path):
     sums = {"episodes": 4.0, "length": 9.0, "return": 1.0}
     file = changed(run, lambda state: (state["episodes"].update(sums=[sums]), state["totals"].update(more=[1])))
     result = resume(run, file)

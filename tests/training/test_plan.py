@@ -42,7 +42,7 @@ def set_result(run: RunDir, **changes: Any) -> None:
     run.write_result(**(run.result() | changes))
 
 
-def test_a_completed_run_is_left_alone(run: RunDir):
+def test_a_completed_run_is_not_changed(run: RunDir):
     before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
     with pytest.raises(RunCompletedError, match="nothing to do"):
         train(CONFIG, run, Console(quiet=True))
@@ -76,7 +76,7 @@ def test_the_gpus_and_the_logs_of_a_host_are_no_other_configuration(run: RunDir)
     assert make_plan(config, run, None, ALONE).checkpoint == checkpoint.newest(run.checkpoints)
 
 
-def test_what_the_user_names_wins_on_the_first_attempt_of_a_launch(run: RunDir):
+def test_the_named_checkpoint_is_used_on_the_first_attempt_of_a_launch(run: RunDir):
     named = checkpoint.listing(run.checkpoints)[0]
     launch = LaunchRecord("123", agents=("here 1",))
     set_result(run, status="failed", **LaunchRecord("123", agents=("here 2",)).fields())
@@ -95,13 +95,13 @@ def test_one_agent_that_stays_is_enough_to_continue(run: RunDir):
 
 
 @pytest.mark.parametrize("result", ["[1]", "{}", '{"agents": 3, "job": [1], "requeues": "x"}', "nothing"])
-def test_a_damaged_result_is_no_obstacle(run: RunDir, result: str):
+def test_a_damaged_result_does_not_prevent_continuing(run: RunDir, result: str):
     run.result_file.write_text(result)
     launch = LaunchRecord("a", ("agent",), "slurm 7", 2)
     assert make_plan(CONFIG, run, None, launch).checkpoint == checkpoint.newest(run.checkpoints)
 
 
-def test_logs_of_a_run_that_never_started_are_not_in_the_way(tmp_path: Path):
+def test_logs_of_a_run_that_never_started_do_not_prevent_a_new_run(tmp_path: Path):
     directory = RunDir(tmp_path)
     (tmp_path / "workers").mkdir()
     (tmp_path / "error.log").write_text("Traceback")
@@ -112,4 +112,4 @@ def test_logs_of_a_run_that_never_started_are_not_in_the_way(tmp_path: Path):
 
 
 def test_names_that_launchers_choose_differ():
-    assert RunDir.unique("cartpole").path != RunDir.unique("cartpole").path
+    assert RunDir.new(None, "cartpole", unique=True).path != RunDir.new(None, "cartpole", unique=True).path

@@ -10,8 +10,8 @@ from paceline import __version__
 from paceline.errors import UserError, unknown
 from paceline.process import streams
 
-# Each command is a module of this package with a function `run(argv, console) -> exit code`.
-_COMMANDS = ("train", "tasks", "play", "export", "doctor")
+# The module of each command, which has a function COMMAND(argv, console) -> exit code.
+_COMMANDS = {"train": "train", "tasks": "commands", "play": "commands", "export": "commands", "doctor": "commands"}
 
 OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJoCo environments.
 
@@ -36,12 +36,7 @@ def main() -> int:
     try:
         code = _dispatch(argv)
     except UserError as error:
-        if argv[0] == "train":
-            from paceline.cli.train import report_refusal
-
-            report_refusal(error)
-        else:
-            print(f"paceline: {error}", file=sys.stderr)
+        print(f"paceline: {error}", file=sys.stderr)
         code = 2
     except SystemExit as end:
         # A help page was printed.
@@ -63,5 +58,5 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in _COMMANDS:
         raise unknown("command", argv[0], _COMMANDS)
-    command = import_module(f"paceline.cli.{argv[0]}")
-    return command.run(argv[1:], Console(highlight=False, soft_wrap=True))
+    module = import_module(f"paceline.cli.{_COMMANDS[argv[0]]}")
+    return getattr(module, argv[0])(argv[1:], Console(highlight=False, soft_wrap=True))

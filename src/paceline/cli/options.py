@@ -3,39 +3,27 @@
 import dataclasses
 import io
 from contextlib import redirect_stderr
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.errors import UserError, unknown
 
 T = TypeVar("T")
 
 
-def option(metavar: str) -> Any:
-    """Annotate an option with the name of its value. The help page shows the default only if there is one."""
-    return arg(metavar=metavar, help_behavior_hint=_default_hint)
-
-
-def _default_hint(default: str) -> str:
-    return "" if default in ("None", "") else f"(default: {default})"
-
-
 def parse_options(kind: type[T], argv: list[str], command: str) -> T:
     """Return an instance of the dataclass `kind`. Print the help page and exit if `argv` contains --help."""
-    options, rest = _call_tyro(kind, argv, command, add_help=True)
+    options, rest = parse_known_options(kind, argv, command, add_help=True)
     if rest:
         raise unknown("option", rest[0], option_names(kind))
     return options
 
 
-def parse_known_options(kind: type[T], argv: list[str], command: str) -> tuple[T, list[str]]:
-    """Return an instance of the dataclass `kind` and the arguments that are not options of it, --help among them."""
-    return _call_tyro(kind, argv, command, add_help=False)
-
-
-def _call_tyro(kind: type[T], argv: list[str], command: str, add_help: bool) -> tuple[T, list[str]]:
+def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: bool = False) -> tuple[T, list[str]]:
+    """Return an instance of the dataclass `kind` and the arguments that are not options of it. Without `add_help`,
+    --help is one of them."""
     # tyro has no public interface for errors. It prints them to stderr in a box and exits with 2.
     printed = io.StringIO()
     try:
@@ -59,17 +47,11 @@ def option_names(kind: type, prefix: str = "--") -> list[str]:
     names, hints = list[str](), get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], field.name.replace("_", "-")
-        if Positional in _metadata(hint):
-            continue
-        plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        plain, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if isinstance(plain, type) and dataclasses.is_dataclass(plain):
             names += option_names(plain, f"{prefix}{name}.")
-            continue
-        names.append(prefix + name)
-        if plain is bool and FlagCreatePairsOff not in _metadata(hint):
-            names.append(f"{prefix}no-{name}")
+        elif Positional not in annotations:
+            names.append(prefix + name)
+            if plain is bool and FlagCreatePairsOff not in annotations:
+                names.append(f"{prefix}no-{name}")
     return names
-
-
-def _metadata(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()

@@ -5,34 +5,41 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli.train_arguments import TrainCommand, parse
+from paceline.distributed import group
+from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
+from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank, under_elastic_agent, under_launcher
 from paceline.errors import UserError
+from paceline.launch import local, torchrunx
 from paceline.process import interrupts
-
-if TYPE_CHECKING:
-    from paceline.run.directory import RunDir
-
-# Modules that import torch or MuJoCo are imported inside the functions, so that help is printed at once.
+from paceline.run import checkpoint
+from paceline.run.directory import RunDir
+from paceline.train import RunCompletedError, TrainingFailedError
+from paceline.train import train as train_rank
+from paceline.training.build import resolve
+from paceline.validation import check
 
 REPORT_SECONDS, MAIN_REPORT_SECONDS = 60.0, 10.0
 """Time for which a rank that refuses its input waits for the others. The main rank has printed the error by then."""
 
 
-def run(argv: list[str], console: Console) -> int:
-    adopt_jax_launcher()
-    command = parse(argv)
+def train(argv: list[str], console: Console) -> int:
+    try:
+        adopt_jax_launcher()
+        return _run(parse(argv), argv, console)
+    except UserError as error:
+        _report_refusal(error)
+        return 2
+
+
+def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
     arguments, config = command.arguments, command.config
-
-    import torch
-
-    from paceline.distributed.rank import under_launcher
-    from paceline.run import checkpoint
-
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("Training on the CPU: there is a GPU, but not MuJoCo Warp (pip install mujoco-warp).")
     if arguments.distributed and not under_launcher():
@@ -49,24 +56,9 @@ def run(argv: list[str], console: Console) -> int:
     return _train(command, directory, resume_from, console)
 
 
-def adopt_jax_launcher() -> None:
-    """Translate the environment variables of skrl's launcher for JAX to those of torch.distributed.run."""
-    if "JAX_RANK" in os.environ:
-        from paceline.distributed.rank import adopt_jax_launcher
-
-        adopt_jax_launcher()
-
-
-def report_refusal(error: UserError) -> None:
+def _report_refusal(error: UserError) -> None:
     """Print an error once for all ranks of a run, and send it to the other ranks if they do not know of it."""
-    from paceline.distributed import group
-    from paceline.distributed.failure import PeerLostError
-    from paceline.distributed.rank import Rank, this_rank
-
-    try:
-        rank = this_rank(())
-    except UserError:
-        rank = Rank()
+    rank = _this_rank()
     if rank.is_main:
         print(f"paceline: {error}", file=sys.stderr, flush=True)
     if error.reported or not rank.launched:
@@ -78,15 +70,20 @@ def report_refusal(error: UserError) -> None:
             print(f"paceline: {error}; rank {rank.index} on {rank.host}", file=sys.stderr)
 
 
+def _this_rank() -> Rank:
+    """Return the rank of this process. One whose launcher has set invalid variables reports the error itself."""
+    try:
+        return this_rank(())
+    except UserError:
+        return Rank()
+
+
 def _num_ranks(command: TrainCommand) -> int:
     """Return the number of ranks on this machine, or on each of --hosts."""
     arguments, ranks, gpus = command.arguments, command.arguments.ranks, len(command.config.gpu_ids)
-    if ranks is not None and ranks < 1:
-        raise UserError(f"--ranks {ranks} must be at least 1")
+    check(arguments, "--")
     if gpus and ranks not in (None, gpus):
         raise UserError(f"--ranks {ranks} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
-    if arguments.max_restarts < 0:
-        raise UserError(f"--max-restarts {arguments.max_restarts} must not be negative")
     if arguments.hosts and arguments.launcher != "torchrunx":
         raise UserError(
             f"--hosts {' '.join(arguments.hosts)} needs --launcher torchrunx; "
@@ -97,27 +94,22 @@ def _num_ranks(command: TrainCommand) -> int:
     return ranks or gpus or 1
 
 
-def _run_directory(command: TrainCommand, launches: bool) -> "RunDir":
-    from paceline.run.directory import RunDir
-
+def _run_directory(command: TrainCommand, launches: bool) -> RunDir:
     run_dir = command.arguments.run_dir
     if command.run is None:
         # All ranks use the directory that their launcher chooses, so no other process may choose the same one.
-        return RunDir.unique(command.task) if launches and run_dir is None else RunDir.named(run_dir, command.task)
+        return RunDir.new(run_dir, command.config.task, unique=launches)
     if run_dir:
         raise UserError(f"--run-dir {run_dir} with --resume: a resumed run stays in its own directory")
     return command.run
 
 
-def _train(command: TrainCommand, directory: "RunDir", resume_from: Path | None, console: Console) -> int:
-    from paceline.distributed.rank import is_secondary_worker, under_elastic_agent
-    from paceline.train import RunCompletedError, TrainingFailedError, train
-
-    is_main = not is_secondary_worker()
+def _train(command: TrainCommand, directory: RunDir, resume_from: Path | None, console: Console) -> int:
+    is_main = _this_rank().is_main
     for note in command.notes if is_main else ():
         console.print(escape(note))
     try:
-        result = train(command.config, directory, console, resume_from)
+        result = train_rank(command.config, directory, console, resume_from)
     except RunCompletedError as done:
         if is_main:
             console.print(escape(str(done)))
@@ -132,12 +124,8 @@ def _train(command: TrainCommand, directory: "RunDir", resume_from: Path | None,
     return 0 if result["status"] == "completed" or under_elastic_agent() else interrupts.EXIT_CODE
 
 
-def _launch(argv: list[str], command: TrainCommand, directory: "RunDir", ranks: int) -> int:
+def _launch(argv: list[str], command: TrainCommand, directory: RunDir, ranks: int) -> int:
     """Start the ranks and wait for them. The ranks print; the launcher prints only what no rank could print."""
-    from paceline.distributed.failure import REFUSAL_EXIT_CODE
-    from paceline.launch import local, torchrunx
-    from paceline.training.build import resolve
-
     resolve(command.config)
     arguments, before = command.arguments, directory.result()
     # After a restart, the arguments must name the same run; "auto" could then name another one.

@@ -116,15 +116,6 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
     return Rank(index, world_size, local, local_size, device=device, launched=True)
 
 
-def is_secondary_worker() -> bool:
-    """Return whether a launcher started this process as a rank other than the main one, which prints for all ranks.
-    A process with invalid variables is not one: it reports the error itself."""
-    try:
-        return not this_rank(()).is_main
-    except UserError:
-        return False
-
-
 def _place(index_name: str, size_name: str) -> tuple[int, int]:
     """Return an index and the size that it must be below, from two of the launcher's variables."""
     index, size = _number(index_name), _number(size_name)

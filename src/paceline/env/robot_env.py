@@ -1,8 +1,9 @@
 """A task in many envs: decimation, resets, time limits and episode statistics, all in tensors."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from paceline.env.check_task import check_constants, check_members, check_model, check_results
@@ -15,9 +16,10 @@ from paceline.sim.model import sensor_columns
 from paceline.sim.simulation import Sim, make_sim
 from paceline.tensors import random
 from paceline.tensors.graph import fuse
-from paceline.validation import LARGEST_COUNT, above_zero, at_least_one
+from paceline.validation import LARGEST_COUNT, Positive, check_value
 
-MAX_DECIMATION = 10_000
+Decimation = Annotated[int, Ge(1), Le(10_000)]
+"""Number of physics steps per control step."""
 
 
 class _Outcome(NamedTuple):
@@ -281,8 +283,8 @@ class RobotEnv:
 
 def check_timing(task: Task) -> None:
     """Raise UserError if the decimation or the time limit is out of range."""
-    at_least_one("--env.decimation", task.decimation, MAX_DECIMATION)
-    above_zero("--env.episode-seconds", task.episode_seconds)
+    check_value("--env.decimation", task.decimation, Decimation)
+    check_value("--env.episode-seconds", task.episode_seconds, Positive)
 
 
 def _episode_steps(episode_seconds: float, step_seconds: float) -> int:

@@ -14,7 +14,7 @@ from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS
 from paceline.learners.native_keys import KEEP, Key, Only, Ours, RunOption, Setting
 from paceline.learners.settings import Settings
-from paceline.validation import MOST_PER_ITERATION, at_least_one, parse_yaml, read_text
+from paceline.validation import Count, PerIteration, check_value, parse_yaml, read_text
 
 # YAML reads 5e-4, without a decimal point, as a string.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -189,8 +189,8 @@ def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str
             f"{where} {minibatch_size} with --total-envs: give --rl-games.minibatch-size-per-env, a divisor of "
             f"horizon_length {horizon}"
         )
-    at_least_one("--num-envs", num_envs)
-    at_least_one("--rl-games.horizon-length", horizon, MOST_PER_ITERATION)
+    check_value("--num-envs", num_envs, Count)
+    check_value("--rl-games.horizon-length", horizon, PerIteration)
     per_env, rest = divmod(minibatch_size, num_envs)
     if rest or not per_env or horizon % per_env:
         divisors = [steps for steps in range(1, horizon + 1) if horizon % steps == 0]

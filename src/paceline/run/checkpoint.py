@@ -16,8 +16,7 @@ from paceline.errors import UserError, one_line
 from paceline.run.directory import AUTO, write_atomically
 from paceline.validation import parse_json, shown
 
-_FORMAT = "paceline-checkpoint"
-_VERSION = 2
+_FORMAT, _VERSION = "paceline-checkpoint", 2
 _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"iteration_\d{1,18}")
 # Separates the keys of nested dicts in the name of a tensor.
@@ -28,9 +27,9 @@ BEST = "best" + _SUFFIX
 
 def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best: bool) -> Path:
     """Write a checkpoint and remove all but the newest `keep`. If it is the best so far, also write it as `BEST`."""
-    tensors: dict[str, torch.Tensor] = {}
-    values: dict[str, Any] = {}
-    _flatten(state, "", tensors, values)
+    flat = dict(_flatten(state))
+    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    values = {name: value for name, value in flat.items() if name not in tensors}
     header = {"format": _FORMAT, "version": str(_VERSION), "values": json.dumps(values)}
     file = directory / f"iteration_{iteration:08d}{_SUFFIX}"
     content = safetensors.torch.save(tensors, header)
@@ -72,7 +71,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def reading(source: str, remedy: str = "") -> Iterator[None]:
+def reading(source: object, remedy: str = "") -> Iterator[None]:
     """Raise an error that the state of a checkpoint causes as a UserError that names the checkpoint."""
     try:
         yield
@@ -117,16 +116,13 @@ def set_aside_later(directory: Path, iteration: int) -> None:
         if _iteration(later) > iteration:
             later.rename(later.with_suffix(".superseded"))
     best = directory / BEST
-    if best.exists() and not _is_of(best, iteration):
-        best.rename(best.with_suffix(".superseded"))
-
-
-def _is_of(best: Path, latest: int) -> bool:
-    """Return whether `best` was saved at `latest` or before. A damaged file was not."""
-    try:
-        return load(best)["learner"]["iteration"] <= latest
-    except (UserError, LookupError, TypeError):
-        return False
+    if best.exists():
+        try:
+            is_later = load(best)["learner"]["iteration"] > iteration
+        except (UserError, LookupError, TypeError):
+            is_later = True  # a damaged file is of no use
+        if is_later:
+            best.rename(best.with_suffix(".superseded"))
 
 
 def _iteration(file: Path) -> int:
@@ -134,23 +130,18 @@ def _iteration(file: Path) -> int:
 
 
 def _broken(file: Path, why: str) -> UserError:
-    others = [other for other in listing(file.parent) if other != file]
-    earlier = [other for other in others if file.name == BEST or other.name < file.name]
-    if earlier:
-        offer = f"use the one before it, {earlier[-1]}" if file.name != BEST else f"use the newest, {earlier[-1]}"
-    else:
-        offer = "no earlier one is left in its run"
+    which = "newest" if file.name == BEST else "one before it"
+    others = [other for other in listing(file.parent) if file.name == BEST or other.name < file.name]
+    offer = f"use the {which}, {others[-1]}" if others else "no earlier one is left in its run"
     return UserError(f"checkpoint {file} {why}: {offer}")
 
 
-def _flatten(state: dict[str, Any], prefix: str, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+def _flatten(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in state.items():
         if isinstance(value, dict):
-            _flatten(value, f"{prefix}{key}{_SEPARATOR}", tensors, values)
-        elif isinstance(value, torch.Tensor):
-            tensors[prefix + key] = value.detach().cpu().contiguous()
+            yield from _flatten(value, f"{prefix}{key}{_SEPARATOR}")
         else:
-            values[prefix + key] = value
+            yield prefix + key, value.detach().cpu().contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def _put(state: dict[str, Any], name: str, value: Any) -> None:

@@ -2,21 +2,59 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from annotated_types import Ge, Gt, Interval, Le
+from tyro.conf import arg
 
 from paceline.errors import UserError, unknown
-from paceline.validation import above_zero, at_least_one, from_dict, parse_yaml
+from paceline.validation import Count, check, from_dict, parse_yaml
 
 MOST_ENVS = 2**24
 LOGGERS = ("tensorboard", "none")
-LONGEST_TIMEOUT = 1e6
-"""Largest timeout, s."""
+EnvCount = Annotated[int, Ge(1), Le(MOST_ENVS)]
+
+
+def option(metavar: str) -> Any:
+    """Annotate an option with the name of its value. The help page shows the default only if there is one."""
+    return arg(metavar=metavar, help_behavior_hint=_default_hint)
+
+
+def _default_hint(default: str) -> str:
+    return "" if default in ("None", "") else f"(default: {default})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options that the command line and run.yaml share."""
+
+    num_envs: Annotated[EnvCount | None, option("N")] = None
+    """Number of envs per rank, from 1 to 2^24. The default depends on the task and on the device."""
+    total_envs: Annotated[EnvCount | None, option("N")] = None
+    """Number of envs over all ranks, from 1 to 2^24. Replaces --num-envs."""
+    max_iterations: Annotated[Count, option("M")] = 100
+    """Number of iterations after which training stops, including those before a resume; at least 1."""
+    seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
+    """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
+    engine: str = "auto"
+    """Physics engine: auto, mujoco (MuJoCo C, on CPUs) or warp (MuJoCo Warp, on GPUs). Tasks gymnasium:ID have their
+    own."""
+    logger: str = "tensorboard"
+    """Logger of the training metrics: tensorboard or none."""
+    checkpoint_every: Annotated[Count, option("N")] = 50
+    """Number of iterations between two checkpoints, at least 1."""
+    keep_checkpoints: Annotated[Count, option("K")] = 3
+    """Number of newest checkpoints to keep, at least 1. The best one is always kept."""
+    timeout: Annotated[float, Gt(0), Le(1e6), option("SECONDS")] = 60.0
+    """Seconds without a heartbeat after which a rank counts as failed and all ranks exit; above 0, at most 1e6."""
+    worker_log_dir: Annotated[str | None, option("DIR")] = None
+    """Directory of the logs of all ranks; "" for no logs. The default is RUN/workers. The environment variable
+    PACELINE_WORKER_LOG_DIR takes precedence."""
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(RunOptions):
     """Complete configuration of a run, sufficient to start it again."""
 
     task: str
@@ -25,28 +63,12 @@ class TrainConfig:
     learner: str = "ppo"
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the learner, by field name. A setting that is not here has its default."""
-    engine: str = "auto"
     gpu_ids: tuple[int, ...] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each. Empty means the CPU."""
-    num_envs: int = 64
-    """Number of envs per rank."""
-    total_envs: int | None = None
-    """Number of envs over all ranks, in place of `num_envs`. The numbers of envs of two ranks differ by at most one."""
-    max_iterations: int = 100
-    """Total number of iterations, including those before a resume."""
-    seed: int = 0
-    logger: str = "tensorboard"
-    checkpoint_every: int = 50
-    """Number of iterations between checkpoints."""
-    keep_checkpoints: int = 3
-    """Number of newest checkpoints to keep. The best one is kept as well."""
-    timeout_seconds: float = 60.0
-    """Time without a heartbeat after which a rank counts as failed and all ranks end, s."""
-    worker_log_dir: str | None = None
-    """Directory for the log of each rank, by default workers/ in the run directory. Empty writes no logs."""
+    num_envs: EnvCount = field(default=64, kw_only=True)
 
     def total(self, ranks: int) -> int:
-        """Return the number of envs over all ranks."""
+        """Return the number of envs over all ranks. Those of two ranks differ by at most one."""
         return self.total_envs or self.num_envs * ranks
 
     def check(self) -> None:
@@ -54,16 +76,7 @@ class TrainConfig:
         checked where these are known."""
         if self.logger not in LOGGERS:
             raise unknown("logger", self.logger, LOGGERS)
-        for name in ("num_envs", "max_iterations", "checkpoint_every", "keep_checkpoints"):
-            at_least_one("--" + name.replace("_", "-"), getattr(self, name))
-        if self.total_envs is not None:
-            at_least_one("--total-envs", self.total_envs)
-        above_zero("--timeout", self.timeout_seconds, LONGEST_TIMEOUT)
-        if self.total(1) > MOST_ENVS:
-            flag = "--total-envs" if self.total_envs else "--num-envs"
-            raise UserError(f"{flag} {self.total(1)} must be at most {MOST_ENVS}")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"--seed {self.seed} must be between 0 and 2^63 - 1")
+        check(self, "--")
         self.to_yaml()
 
     def by_name(self) -> dict[str, Any]:
@@ -77,8 +90,9 @@ class TrainConfig:
         return found
 
     def to_yaml(self) -> str:
+        values = {"task": self.task, "learner": self.learner} | _plain(dataclasses.asdict(self))
         try:
-            return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False)
+            return yaml.safe_dump(values, sort_keys=False)
         except yaml.representer.RepresenterError as error:
             value = error.args[1]
             raise UserError(

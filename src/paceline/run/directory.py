@@ -8,7 +8,6 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,67 +25,39 @@ AUTO = "auto"
 _LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
 
-@dataclass(frozen=True)
 class RunDir:
-    """Directory of a run. Only the main rank writes to it."""
+    """Directory of a run. Only the main rank writes to it.
 
-    path: Path
-    given: bool = True
-    """Whether the user named the directory. If not, the run may use another name."""
+    `given` is whether the user named the directory. If not, the run may use another name.
+    """
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "run.yaml"
-
-    @property
-    def result_file(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def videos(self) -> Path:
-        return self.path / "videos"
-
-    @property
-    def worker_logs(self) -> Path:
-        return self.path / "workers"
-
-    @property
-    def error_file(self) -> Path:
+    def __init__(self, path: Path, given: bool = True):
+        self.path, self.given = path, given
+        self.config_file = path / "run.yaml"
+        self.result_file = path / "result.json"
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.videos = path / "videos"
+        self.worker_logs = path / "workers"
+        self.error_file = path / "error.log"
         """Traceback of the error that ended the run."""
-        return self.path / "error.log"
 
     @classmethod
-    def named(cls, path: Path | None, task: str) -> "RunDir":
-        """Return the directory of a new run, by default named after the time. Nothing is created yet."""
-        return cls(path or RUNS / _folder(task) / _now(), given=path is not None)
-
-    @classmethod
-    def unique(cls, task: str) -> "RunDir":
-        """Return a directory for a new run whose name no other process chooses, on this host or another."""
-        return cls(RUNS / _folder(task) / f"{_now()}_{secrets.token_hex(3)}")
+    def new(cls, path: Path | None, task: str, unique: bool = False) -> "RunDir":
+        """Return the directory of a new run, by default named after the time. With `unique`, no other process chooses
+        the same name, on this host or another. Nothing is created yet."""
+        if path:
+            return cls(path)
+        suffix = f"_{secrets.token_hex(3)}" if unique else ""
+        return cls(_folder(task) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}{suffix}", given=unique)
 
     def check_new(self) -> None:
-        """Raise UserError if a new run cannot use the directory. Nothing is created."""
+        """Raise UserError if the user named a directory that holds anything but the logs of a run that failed before
+        it started."""
         path = self.path
-        nearest = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
-        if not nearest.is_dir():
-            raise UserError(f"cannot make the run directory {path}: {nearest} is a file; choose another --run-dir")
-        if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            raise UserError(f"cannot write to {nearest}: choose another --run-dir, or mend its permissions")
-        if self.given and path == nearest and self._is_in_use():
-            raise UserError(f"{path} is not empty: choose another --run-dir, or continue its run with --resume {path}")
-
-    def _is_in_use(self) -> bool:
-        """Return whether the directory holds anything but the logs of a run that failed before it started."""
-        return not {entry.name for entry in os.scandir(self.path)} <= _LOGS or any(self.checkpoints.glob("*"))
+        with _writing_to(path):
+            if self.given and path.is_dir() and (set(os.listdir(path)) - _LOGS or any(self.checkpoints.glob("*"))):
+                raise UserError(f"{path} is not empty: choose another --run-dir, or continue it with --resume {path}")
 
     @contextmanager
     def held(self, is_new: bool, warn: Callable[[str], object]) -> Iterator["RunDir"]:
@@ -96,13 +67,11 @@ class RunDir:
         run = self
         for attempt in range(2, 100):
             missing = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
-            try:
+            with _writing_to(run.path):
                 run.checkpoints.mkdir(parents=True, exist_ok=True)
                 lock = os.open(run.path, os.O_RDONLY)
                 with tempfile.TemporaryFile(dir=run.checkpoints):
                     pass
-            except OSError as error:
-                raise UserError(f"cannot write to the run directory {run.path}: {error.strerror}") from None
             locked = _lock(lock)
             if locked is not False and not (is_new and run.config_file.exists()):
                 break
@@ -122,11 +91,8 @@ class RunDir:
             os.close(lock)
 
     def write_config(self, config: TrainConfig) -> None:
-        text = config.to_yaml()
-        try:
-            write_atomically(self.config_file, text.encode())
-        except OSError as error:
-            raise UserError(f"cannot write to the run directory {self.path}: {error.strerror}") from None
+        with _writing_to(self.path):
+            write_atomically(self.config_file, config.to_yaml().encode())
 
     def alternatives(self) -> list["RunDir"]:
         """Return the directories in which an earlier start of the same run may be, the newest first: this one if the
@@ -144,10 +110,15 @@ class RunDir:
             return cls._newest(task)
         if not os.path.exists(run):
             raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
-        places = _runs_of_checkpoint(Path(run)) if os.path.isfile(run) else [Path(run)]
-        for place in places:
-            if os.path.isfile(place / "run.yaml"):
-                return cls(place)
+        if os.path.isfile(run):
+            # A checkpoint, by its path, also from inside checkpoints/, and by the target of a symbolic link.
+            named = [Path(path) for path in (run, os.path.abspath(run), os.path.realpath(run))]
+            places = [path.parent.parent for path in named if path.parent.name == "checkpoints"]
+        else:
+            places = [Path(run)]
+        for place in map(cls, places):
+            if os.path.isfile(place.config_file):
+                return place
         raise UserError(f"{run} is not a run: it has no run.yaml")
 
     def result(self) -> dict[str, Any]:
@@ -171,14 +142,14 @@ class RunDir:
     def mark_ended(self, status: str, cause: str | None = None) -> bool:
         """Write to result.json how the run ended if its ranks could not. Return whether this was the case."""
         result = self.result()
-        if result.get("status") != "running":
-            return False
-        self.write_result(**(result | {"status": status, "cause": cause}))
-        return True
+        was_running = result.get("status") == "running"
+        if was_running:
+            self.write_result(**(result | {"status": status, "cause": cause}))
+        return was_running
 
     @classmethod
     def _newest(cls, task: str | None) -> "RunDir":
-        folder = RUNS / _folder(task) if task else RUNS
+        folder = _folder(task) if task else RUNS
         pattern = "*/run.yaml" if task else "*/*/run.yaml"
         runs = [cls(file.parent) for file in folder.glob(pattern)] if os.path.isdir(folder) else []
         # A restarted or requeued worker resolves `auto` again and must find the run that it trained before.
@@ -187,10 +158,10 @@ class RunDir:
             result = run.result()
             if launch.began(result) or launch.was_requeued_from(result):
                 return run
-        files = [run.config_file for run in runs if any(run.checkpoints.glob("*.safetensors"))]
-        if not files:
+        runs = [run for run in runs if any(run.checkpoints.glob("*.safetensors"))]
+        if not runs:
             raise UserError(f"auto: no run with a checkpoint under {folder}/; give a run's directory")
-        return cls(max(files, key=lambda f: f.stat().st_mtime).parent)
+        return max(runs, key=lambda run: run.config_file.stat().st_mtime)
 
     def config(self) -> TrainConfig:
         try:
@@ -212,8 +183,15 @@ class RunDir:
                 file.truncate()
 
 
-def _now() -> str:
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+@contextmanager
+def _writing_to(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the run directory {path}: {error.strerror}; choose another --run-dir, or change its "
+            "permissions"
+        ) from None
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -221,13 +199,6 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
-
-
-def _runs_of_checkpoint(file: Path) -> list[Path]:
-    """Return the directories that may hold the run of a checkpoint file: by its path, also from inside checkpoints/,
-    and by the target of a symbolic link."""
-    named = [file, Path(os.path.abspath(file)), Path(os.path.realpath(file))]
-    return [path.parent.parent for path in named if path.parent.name == "checkpoints"]
 
 
 def _lock(directory: int) -> bool | None:
@@ -264,6 +235,6 @@ def write_atomically(file: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def _folder(task: str) -> str:
-    """Return the folder name of a task. Names of Gymnasium's tasks may have a slash."""
-    return task.replace("/", "_")
+def _folder(task: str) -> Path:
+    """Return the folder of the runs of a task. Names of Gymnasium's tasks may have a slash."""
+    return RUNS / task.replace("/", "_")

@@ -5,11 +5,15 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from paceline.validation import shown
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 # Minimum number of latest episodes that a mean covers, so that it is not noisy.
 EPISODES = 100
@@ -43,42 +47,24 @@ class EpisodeMeans:
         """Restore the sums of a checkpoint. Sums with other names are dropped: the task may have other rewards by
         now."""
         for sums in state["sums"]:
-            if (
-                not all(type(number) in (int, float) for number in sums.values())
-                or not 1 <= sums["episodes"] < math.inf
-            ):
+            numbers = all(type(number) in (int, float) for number in sums.values())
+            if not numbers or not 1 <= sums["episodes"] < math.inf:
                 raise ValueError(f"episodes are {shown(sums)}, not sums over episodes that ended")
         self._sums = deque(sums for sums in state["sums"] if sums.keys() == {"episodes", *names})
 
 
-class TensorBoard:
-    """Writes one event file per session. After a resume, TensorBoard hides what an earlier session wrote past the
+def open_tensorboard(directory: Path, first_iteration: int) -> "SummaryWriter":
+    """Open an event file for one session. After a resume, TensorBoard hides what an earlier session wrote past the
     checkpoint."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, directory: Path, first_iteration: int):
-        from torch.utils.tensorboard import SummaryWriter
-
-        _order_before(directory, int(time.time()))
-        self._writer = SummaryWriter(str(directory), purge_step=first_iteration)
-
-    def write(self, iteration: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, iteration)
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _order_before(directory: Path, now: int) -> None:
-    """Rename the event files that would not sort before one that is written from `now` on. TensorBoard reads files in
-    the order of their names, which begin with the time in seconds; the clock may have been set back since."""
-    prefix = "events.out.tfevents."
+    # TensorBoard reads files in the order of their names, which begin with the time in seconds. The clock may have been
+    # set back since: files that would not sort before the new one are renamed.
+    prefix, now = "events.out.tfevents.", int(time.time())
     later = [file for file in sorted(directory.glob(f"{prefix}*")) if file.name >= f"{prefix}{now:010d}"]
     for index, file in enumerate(later):
         file.rename(file.with_name(f"{prefix}{now - 1:010d}.~{index:04d}.{file.name.removeprefix(prefix)}"))
+    return SummaryWriter(str(directory), purge_step=first_iteration)
 
 
 class ConsoleProgress:
@@ -89,17 +75,18 @@ class ConsoleProgress:
         self._started, self._first, self._printed = time.monotonic(), first_iteration, -PLAIN_SECONDS
         self._bar: Progress | None = None
         if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("iteration"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=10),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(compact=True),
-                TextColumn("left"),
-                console=console,
-            )
-            self._bar.start()
+            count, bar, left = MofNCompleteColumn(), BarColumn(bar_width=10), TimeRemainingColumn(compact=True)
+            self._bar = Progress("iteration", count, bar, "{task.description}", left, "left", console=console)
             self._line = self._bar.add_task("first iteration", total=iterations, completed=first_iteration)
+
+    def __enter__(self) -> "ConsoleProgress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
 
     def show(self, iteration: int, steps_per_second: float, means: dict[str, float]) -> None:
         reward, length = means.get("return"), means.get("length")
@@ -114,10 +101,6 @@ class ConsoleProgress:
             self._printed = now
             left = now / (iteration - self._first) * (self._iterations - iteration)
             self._console.print(f"iteration {iteration}/{self._iterations}  {text}  {left:.0f} s left", soft_wrap=True)
-
-    def close(self) -> None:
-        if self._bar:
-            self._bar.stop()
 
 
 def _short(number: float) -> str:

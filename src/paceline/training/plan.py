@@ -6,44 +6,47 @@ from pathlib import Path
 from typing import Any
 
 from paceline.distributed.launch_record import LaunchRecord
+from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
-from paceline.learners.learner import settings_of
-from paceline.learners.settings import Settings, flag
+from paceline.learners.settings import Settings, check_samples, flag
 from paceline.run import checkpoint
 from paceline.run.config import MOST_ENVS, TrainConfig
 from paceline.run.directory import RunDir
+from paceline.run.versions import versions
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Decisions of the main rank for all ranks."""
+    """Decisions of the main rank for all ranks: the directory of the run and the state that it starts from."""
 
     run: RunDir
+    launch: LaunchRecord
     checkpoint: Path | None = None
     """Checkpoint to start from; None starts with new weights."""
     total_envs: int | None = None
-    """Number of envs over all ranks, if an earlier start of the run has set it."""
+    """Number of envs over all ranks. Before `load_start`, only if an earlier start of the run has set it."""
     restarts: int = 0
     is_new: bool = True
     """Whether the directory has not held this run before."""
     completed: bool = False
     """Whether the run has completed already, so that nothing is left to do."""
 
-
-@dataclass(frozen=True)
-class Start:
-    """State that a run starts from."""
-
-    saved: dict[str, Any] | None
+    # Set by `load_start`.
+    saved: dict[str, Any] | None = None
     """Content of the checkpoint."""
-    total_envs: int
-    """Number of envs over all ranks."""
     iteration: int = 0
     """Number of iterations done."""
+    envs: tuple[range, ...] = ()
+    """Global indices of the envs of each rank."""
     new_learning_rate: bool = False
     """Whether the configuration's learning rate replaces the one in the checkpoint."""
     changed_options: tuple[str, ...] = ()
     """Task options that differ from those the run was trained with, as flags."""
+
+    def result(self, config: TrainConfig, status: str, cause: str | None) -> dict[str, Any]:
+        """Return the part of result.json that is known before the first iteration."""
+        fields = {"status": status, "cause": cause, "task": config.task, "learner": config.learner}
+        return fields | {"restarts": self.restarts} | self.launch.fields() | {"versions": versions()}
 
 
 def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: LaunchRecord) -> Plan:
@@ -55,31 +58,27 @@ def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: Laun
     for place in run.alternatives():
         result = place.result()
         if launch.began(result) or (launch.was_requeued_from(result) and not _differences(place, config)):
-            return _continue(place, result)
+            return _continue(place, launch, result)
     if named:
-        return Plan(run, named, is_new=False)
+        return Plan(run, launch, named, is_new=False)
     if run.given and run.config_file.is_file():
         if differing := _differences(run, config):
             raise UserError(
                 f"{run.path} holds a run with other settings ({differing[0]}): choose another --run-dir, or continue "
                 f"that run with --resume {run.path}"
             )
-        return _continue(run, run.result())
+        return _continue(run, launch, run.result())
     run.check_new()
-    return Plan(run)
+    return Plan(run, launch)
 
 
-def _continue(run: RunDir, result: dict[str, Any]) -> Plan:
+def _continue(run: RunDir, launch: LaunchRecord, result: dict[str, Any]) -> Plan:
     if result.get("status") == "completed":
-        return Plan(run, completed=True)
+        return Plan(run, launch, completed=True)
     files, total, restarts = checkpoint.listing(run.checkpoints), result.get("total_envs"), result.get("restarts")
-    return Plan(
-        run,
-        files[-1] if files else None,
-        total if isinstance(total, int) and total > 0 else None,
-        restarts + 1 if isinstance(restarts, int) else 1,
-        is_new=False,
-    )
+    total = total if isinstance(total, int) and total > 0 else None
+    restarts = restarts + 1 if isinstance(restarts, int) else 1
+    return Plan(run, launch, files[-1] if files else None, total, restarts, is_new=False)
 
 
 def _differences(run: RunDir, config: TrainConfig) -> list[str]:
@@ -91,25 +90,38 @@ def _differences(run: RunDir, config: TrainConfig) -> list[str]:
     return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
 
 
-def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) -> Start:
-    """Read the checkpoint of `plan`, if it has one, and check that the run can continue with `config`."""
-    if plan.checkpoint is None:
-        return Start(None, plan.total_envs or config.total(ranks))
-    saved, stored = checkpoint.load(plan.checkpoint), plan.run.config()
-    envs, iteration = _counts(saved, str(plan.checkpoint))
+def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) -> Plan:
+    """Return `plan` with the content of its checkpoint, if it has one, and the envs of each rank. Raise UserError if
+    the run cannot continue with `config`."""
+    if plan.completed:
+        return plan
+    if plan.checkpoint:
+        plan = _load_checkpoint(plan, plan.checkpoint, config, settings, ranks)
+    total_envs = plan.total_envs or config.total(ranks)
+    if total_envs < ranks:
+        raise UserError(f"{total_envs} envs are too few for {ranks} ranks: each needs one")
+    envs = shard_ranges(total_envs, ranks)
+    check_samples(settings, min(map(len, envs)))
+    return dataclasses.replace(plan, total_envs=total_envs, envs=tuple(envs))
+
+
+def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Settings, ranks: int) -> Plan:
+    saved, stored = checkpoint.load(file), plan.run.config()
+    with checkpoint.reading(file):
+        envs, iteration, trained_with = saved["num_envs"], saved["learner"]["iteration"], dict(saved["settings"])
+        checkpoint.whole_number("num_envs", envs)
+        checkpoint.whole_number("iteration", iteration)
+        if not 0 < envs <= MOST_ENVS:
+            raise ValueError(f"num_envs is {envs}, not a number from 1 to {MOST_ENVS}")
     changed = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
     if changed and config.total(ranks) != envs:
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
-    # Checkpoints of earlier versions do not have the settings they were trained with.
-    trained_with = saved.get("settings")
-    if not isinstance(trained_with, dict):
-        trained_with = dataclasses.asdict(settings_of(stored.learner, stored.settings))
     for name in settings.fixed:
-        then, now = _plain(trained_with.get(name)), _plain(getattr(settings, name))
+        then, now = _words(trained_with.get(name)), _words(getattr(settings, name))
         if then != now:
             raise UserError(
-                f"{flag(settings, name)} {_words(now)} with --resume: it is {_words(then)} in this run and "
+                f"{flag(settings, name)} {now} with --resume: it is {then} in this run and "
                 "cannot change after the start; leave it out, or start a new run"
             )
     if iteration >= config.max_iterations:
@@ -117,27 +129,17 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
             f"the run has completed {iteration} iterations: set --max-iterations, now {config.max_iterations}, to a "
             "larger total"
         )
-    then, now = (described.by_name() for described in (stored, config))
-    options = tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name))
-    new_rate = settings.learning_rate != trained_with.get("learning_rate")
-    return Start(saved, envs, iteration, new_rate, options)
-
-
-def _counts(saved: dict[str, Any], source: str) -> tuple[int, int]:
-    """Return the number of envs over all ranks and the number of iterations in a checkpoint."""
-    with checkpoint.reading(source):
-        envs, iteration = saved["num_envs"], saved["learner"]["iteration"]
-        checkpoint.whole_number("num_envs", envs)
-        checkpoint.whole_number("iteration", iteration)
-        if not 0 < envs <= MOST_ENVS:
-            raise ValueError(f"num_envs is {envs}, not a number from 1 to {MOST_ENVS}")
-        return envs, iteration
-
-
-def _plain(value: Any) -> Any:
-    """Return tuples as lists, as checkpoints have them."""
-    return list(value) if isinstance(value, tuple) else value
+    then, now = stored.by_name(), config.by_name()
+    return dataclasses.replace(
+        plan,
+        saved=saved,
+        iteration=iteration,
+        total_envs=envs,
+        new_learning_rate=settings.learning_rate != trained_with.get("learning_rate"),
+        changed_options=tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name)),
+    )
 
 
 def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return a value as on the command line. Checkpoints have lists in place of tuples."""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

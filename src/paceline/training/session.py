@@ -2,29 +2,33 @@
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
+from torch import Tensor
 
 from paceline.distributed.group import Group
-from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.sharding import concatenate, shard, to_cpu
 from paceline.env.vec_env import VecEnv
 from paceline.learners.settings import Settings, flag
 from paceline.process.interrupts import Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
-from paceline.run.directory import RunDir
-from paceline.run.metrics import ConsoleProgress, EpisodeMeans, TensorBoard
-from paceline.run.versions import versions
-from paceline.training.build import build, engine_of, load_state
-from paceline.training.header import describe_device, print_compilation
-from paceline.training.plan import Plan, Start
-from paceline.training.stop_exchange import TIMINGS, StopExchange
+from paceline.run.metrics import ConsoleProgress, EpisodeMeans, open_tensorboard
+from paceline.training.build import engine_of, load_state, make_env, make_learner
+from paceline.training.plan import Plan
+from paceline.training.ranks import describe_device
 from paceline.validation import shown
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 _METRIC_PREFIX = "measure/"
+_TIMINGS = ("seconds/collect", "seconds/update")
+"""Metrics of each rank alone."""
 _OVERFLOW_WARNING = (
     "[yellow]Some envs exceeded the number of contacts or constraints that the engine has room for: it dropped some of "
     "them, so the physics of these steps is wrong. result.json counts such steps. If there are many, let fewer geoms "
@@ -44,54 +48,64 @@ class Session:
         config: TrainConfig,
         settings: Settings,
         group: Group,
-        envs: range,
         plan: Plan,
-        start: Start,
-        launch: LaunchRecord,
+        interrupts: Interrupts,
         consoles: list[Console],
-        began: float,
     ):
         self.config, self.settings, self.group, self.rank = config, settings, group, group.rank
-        self.envs, self.total_envs = envs, start.total_envs
-        self._launch, self._restarts, self._consoles, self._began = launch, plan.restarts, consoles, began
-        self.interrupts = Interrupts()
-        with print_compilation(engine_of(config, self.rank.device), consoles):
-            self.env, self.learner = build(config, group, envs, wrap=self._stoppable if group.alone else None)
+        self._plan, self._interrupts, self._consoles, self._began = plan, interrupts, consoles, time.monotonic()
+        self._envs = plan.envs[self.rank.index]
+        self.total_envs = sum(map(len, plan.envs))
+        self.engine = engine_of(config, self.rank.device)
+        self._build()
         self.steps_per_iteration = self.total_envs * settings.horizon
         self.episodes = EpisodeMeans()
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
-        self._first_iteration, self._saved_iteration = 0, -1
+        self._first_iteration, self._saved_iteration = plan.iteration, -1
         self._seconds = 0.0
-        self._tensorboard: TensorBoard | None = None
-        if start.saved is not None:
-            self._restore(start, str(plan.checkpoint))
+        self._tensorboard: SummaryWriter | None = None
+        if plan.saved is not None:
+            self._restore(plan.saved)
 
-    def _stoppable(self, env: VecEnv) -> VecEnv:
-        return cast("VecEnv", _StoppableEnv(env, self))
+    def _build(self) -> None:
+        """Create the env and the learner. The C engine compiles nothing; elsewhere, print what takes so long."""
+        if self.engine == "warp":
+            self._print("Compiling MuJoCo Warp's kernels for this model: up to two minutes, once for each cache.")
+        self.env = make_env(self.config, self.rank, self._envs)
+        env = cast("VecEnv", _StoppableEnv(self.env, self._interrupts)) if self.group.alone else self.env
+        self.learner = make_learner(self.config, env, self.group)
+        if self.engine == "warp":
+            self._print(
+                f"Envs and networks built in {time.monotonic() - self._began:.0f} s. The first iteration compiles the "
+                "policy and the update, the second records their CUDA graphs."
+            )
 
-    def _restore(self, start: Start, source: str) -> None:
-        """Continue from the checkpoint `source`."""
-        assert start.saved is not None
-        with checkpoint.reading(source):
-            state = start.saved["learner"]
-            state = state | {"envs": shard(state["envs"], self.envs)}
-            load_state(self.learner, state, source, changed=start.changed_options)
-            if start.new_learning_rate:
+    def _print(self, text: str) -> None:
+        for console in self._consoles:
+            console.print(text, soft_wrap=True)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Continue from the checkpoint of the plan."""
+        changed = self._plan.changed_options
+        remedy = f"; {' '.join(changed)} cannot change in this run" if changed else ""
+        with checkpoint.reading(self._plan.checkpoint, remedy):
+            load_state(self.learner, saved["learner"] | {"envs": shard(saved["learner"]["envs"], self._envs)})
+            if self._plan.new_learning_rate:
                 self.learner.set_learning_rate(self.settings.learning_rate)
-            self.episodes.load_state(start.saved["episodes"], self.env.log_names)
-            self.totals |= _checked_totals(start.saved["totals"])
-            self._first_iteration = self.learner.iteration
+            self.episodes.load_state(saved["episodes"], self.env.log_names)
+            self.totals |= _checked_totals(saved["totals"])
 
-    def loop(self, run: RunDir) -> None:
+    def loop(self) -> None:
         """Iterate until all iterations are done or a stop is requested."""
         learner, config = self.learner, self.config
-        if config.logger == "tensorboard" and self.rank.is_main:
-            self._tensorboard = TensorBoard(run.tensorboard, learner.iteration + 1)
         lengths = learner.iteration, config.max_iterations, self.env.max_episode_steps
-        progress = [ConsoleProgress(console, *lengths) for console in self._consoles]
-        exchange = StopExchange(self.group)
-        started = time.monotonic()
-        try:
+        exchange = _StopExchange(self.group)
+        with ExitStack() as stack:
+            if config.logger == "tensorboard" and self.rank.is_main:
+                writer = open_tensorboard(self._plan.run.tensorboard, learner.iteration + 1)
+                self._tensorboard = stack.enter_context(writer)
+            progress = [stack.enter_context(ConsoleProgress(console, *lengths)) for console in self._consoles]
+            started = time.monotonic()
             while learner.iteration < config.max_iterations and not exchange.stop:
                 iteration_started = time.monotonic()
                 try:
@@ -100,33 +114,27 @@ class Session:
                     break
                 now = time.monotonic()
                 self._seconds = now - started
-                self._log(learner.iteration - 1, exchange.exchange(self.interrupts.requested, metrics))
+                self._log(learner.iteration - 1, exchange.exchange(self._interrupts.requested, metrics))
                 self._log(learner.iteration, self._account(metrics, now - iteration_started))
                 for line in progress:
                     line.show(learner.iteration, self.steps_per_second(), self.episodes.means())
                 if learner.iteration % config.checkpoint_every == 0:
-                    self.save(run)
+                    self.save()
             self._log(learner.iteration, exchange.finish())
-        finally:
-            for line in progress:
-                line.close()
-            if self._tensorboard:
-                self._tensorboard.close()
-                self._tensorboard = None
 
     def _log(self, iteration: int, values: dict[str, float]) -> None:
         if self._tensorboard:
-            self._tensorboard.write(iteration, values)
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, iteration)
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return what to log."""
         if not self.group.alone:
-            # Each rank has its own timings; StopExchange collects those of all ranks.
-            metrics = {name: value for name, value in metrics.items() if name not in TIMINGS}
+            # Each rank has its own timings; _StopExchange collects those of all ranks.
+            metrics = {name: value for name, value in metrics.items() if name not in _TIMINGS}
         sums = {name: metrics.pop(name) for name in ("episodes", *self.env.log_names)}
         if metrics["overflows"] and not self.totals["overflows"]:
-            for console in self._consoles:
-                console.print(_OVERFLOW_WARNING, soft_wrap=True)
+            self._print(_OVERFLOW_WARNING)
         for fault in ("failures", "overflows"):
             self.totals[fault] = int(metrics[fault])
             metrics[f"faults/{fault}"] = metrics.pop(fault)
@@ -147,7 +155,7 @@ class Session:
         remedy = f"try a smaller {rate}, or resume from an earlier checkpoint"
         return f"{name} became {value} in iteration {iteration}: {remedy}"
 
-    def save(self, run: RunDir) -> None:
+    def save(self) -> None:
         """Write a checkpoint of the current iteration, unless there is one. It holds the envs of all ranks, so that any
         number of ranks can continue from it."""
         if self._saved_iteration == self.learner.iteration:
@@ -170,32 +178,31 @@ class Session:
             "totals": self.totals | {"seconds": self.totals["seconds"] + self._seconds},
             "settings": asdict(self.settings),
         }
-        checkpoint.save(run.checkpoints, self.learner.iteration, content, self.config.keep_checkpoints, is_best)
+        checkpoint.save(
+            self._plan.run.checkpoints, self.learner.iteration, content, self.config.keep_checkpoints, is_best
+        )
 
     def steps_per_second(self) -> float:
         """Return the env steps per second of this session, checkpoints and logging included."""
         iterations = self.learner.iteration - self._first_iteration
         return iterations * self.steps_per_iteration / self._seconds if self._seconds else 0.0
 
-    def write_result(self, run: RunDir, status: str) -> dict[str, Any]:
+    def write_result(self, status: str) -> dict[str, Any]:
         result = self.result(status, None)
         if self.rank.is_main:
-            run.write_result(**result)
+            self._plan.run.write_result(**result)
         return result
 
     def result(self, status: str, cause: str | None) -> dict[str, Any]:
         """Return the content of result.json."""
-        config, means = self.config, self.episodes.means()
-        return {
-            "status": status,
-            "cause": cause,
-            "task": config.task,
-            "learner": config.learner,
-            "engine": engine_of(config, self.rank.device),
+        means = self.episodes.means()
+        measures = {n.removeprefix(_METRIC_PREFIX): mean for n, mean in means.items() if n.startswith(_METRIC_PREFIX)}
+        return self._plan.result(self.config, status, cause) | {
+            "engine": self.engine,
             "device": str(self.rank.device),
             "device_name": describe_device(self.rank.device),
             "world_size": self.rank.world_size,
-            "num_envs": len(self.envs),
+            "num_envs": len(self._envs),
             "total_envs": self.total_envs,
             "iterations": self.learner.iteration,
             "env_steps": self.totals["env_steps"],
@@ -203,18 +210,11 @@ class Session:
             "mean_return": means.get("return"),
             "mean_length": means.get("length"),
             "max_length": self.env.max_episode_steps,
-            "measures": {
-                name.removeprefix(_METRIC_PREFIX): mean
-                for name, mean in means.items()
-                if name.startswith(_METRIC_PREFIX)
-            },
+            "measures": measures,
             "failures": self.totals["failures"],
             "overflows": self.totals["overflows"],
             "train_seconds": self.totals["seconds"] + self._seconds,
             "wall_seconds": time.monotonic() - self._began,
-            "restarts": self._restarts,
-            **self._launch.fields(),
-            "versions": versions(),
         }
 
 
@@ -228,16 +228,50 @@ class _StoppableEnv:
     The samples of the incomplete rollout are lost. The envs keep their state, from which the run can continue.
     """
 
-    def __init__(self, env: VecEnv, session: Session):
-        self._env, self._session = env, session
+    def __init__(self, env: VecEnv, interrupts: Interrupts):
+        self._env, self._interrupts = env, interrupts
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def step(self, actions: Any) -> Any:
-        if self._session.interrupts.requested:
+        if self._interrupts.requested:
             raise StopRequested
         return self._env.step(actions)
+
+
+class _StopExchange:
+    """Exchanges once per iteration whether each rank was requested to stop, and its timings.
+
+    The exchange runs during the next iteration, so no rank waits for it, and all ranks stop after the same iteration.
+    """
+
+    def __init__(self, group: Group):
+        self._group, self.stop = group, False
+        self._pending: Callable[[], Tensor] | None = None
+
+    def exchange(self, stop_requested: bool, metrics: dict[str, float]) -> dict[str, float]:
+        """Send the values of this iteration; return the timings of all ranks in the previous iteration."""
+        if self._group.alone:
+            self.stop = stop_requested
+            return {}
+        timings = self.finish()
+        row = [float(stop_requested), *(metrics[name] for name in _TIMINGS)]
+        self._pending = self._group.begin_all_gather(row)
+        return timings
+
+    def finish(self) -> dict[str, float]:
+        """Wait for the exchange that is under way; return the timings of all ranks."""
+        if self._pending is None:
+            return {}
+        stop, *timings = self._pending().unbind(1)
+        self._pending = None
+        self.stop = bool(stop.any())
+        return {
+            f"{name}/{kind}": float(getattr(seconds, kind)())
+            for name, seconds in zip(_TIMINGS, timings, strict=True)
+            for kind in ("min", "mean", "max")
+        }
 
 
 def _checked_totals(totals: dict[str, Any]) -> dict[str, Any]:

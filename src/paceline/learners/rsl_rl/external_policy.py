@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UserError, one_line, unknown
 from paceline.learners.networks import Policy, fold_normalizer
-from paceline.validation import shown, widths
+from paceline.validation import LayerWidths, check_value, shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -67,7 +67,7 @@ def load_external_policy(file: Path, activation: str, inputs: int, actions: int)
     layers = _layers(tensors, file)
     _check_sizes(layers, inputs, actions, file)
     if len(layers) > 1:
-        widths(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]))
+        check_value(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]), LayerWidths)
     network = nn.Sequential()
     for weight, bias in layers:
         linear = nn.Linear(weight.shape[1], weight.shape[0])

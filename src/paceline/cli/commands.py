@@ -1,0 +1,176 @@
+"""The commands `paceline tasks`, `play`, `export` and `doctor`."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from paceline.cli.options import parse_options
+from paceline.errors import UserError
+from paceline.process import interrupts
+from paceline.run.config import EnvCount, option
+from paceline.validation import Positive, check
+
+if TYPE_CHECKING:
+    from paceline.doctor import Finding
+
+# Modules that import torch or MuJoCo are imported inside the functions, so that help is printed at once.
+
+_STYLES = {"ok": "green", "advice": "yellow", "fails": "bold red"}
+
+
+@dataclass(frozen=True)
+class TasksArguments:
+    """List all tasks: those of Paceline and those of other installed packages."""
+
+
+def tasks(argv: list[str], console: Console) -> int:
+    parse_options(TasksArguments, argv, "tasks")
+    from paceline.tasks import registry
+
+    table = Table("task", "description", "CPU envs", "GPU envs", box=None, header_style="bold")
+    for name in registry.names():
+        try:
+            entry = registry.find(name)
+        except UserError as error:
+            # An error in one package does not hide the tasks of the others.
+            table.add_row(name, f"[red]{escape(str(error))}[/]", "", "")
+        else:
+            table.add_row(name, entry.summary, str(entry.cpu_envs), str(entry.gpu_envs))
+    console.print(table)
+    console.print(
+        "\nThe numbers are the defaults of --num-envs.\n"
+        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5."
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class _PolicyArguments:
+    """Options that select a trained policy."""
+
+    run: Annotated[Positional[str], option("RUN")]
+    """Directory of the run, one of its checkpoint files, or auto for the newest run under runs/."""
+    task: Annotated[str | None, option("TASK")] = None
+    """Task of a policy that RSL-RL trained outside of Paceline. RUN is then its file model_N.pt."""
+    activation: Annotated[str | None, option("NAME")] = None
+    """Activation function of such a policy, because the file does not contain it. The default is that of the task."""
+
+
+@dataclass(frozen=True)
+class PlayArguments(_PolicyArguments):
+    """Record a video of a trained policy in one env. No display is needed."""
+
+    video: Annotated[Path | None, option("FILE")] = None
+    """Output file, which ends in .mp4. The default is videos/iteration_N.mp4 in the run's directory."""
+    seconds: float = 10.0
+    """Length of the video in seconds of simulated time; above 0, at most 3600."""
+    width: int = 640
+    """Width of the video in pixels; even, from 16 to 4096."""
+    height: int = 480
+    """Height of the video in pixels; even, from 16 to 4096."""
+    overlay: bool = True
+    """Show the command and the rewards as text, if the height is at least 240 pixels, and velocities as arrows."""
+    seed: int = 0
+    """Seed of the initial states and commands, from 0 to 2^63 - 1."""
+
+
+def play(argv: list[str], console: Console) -> int:
+    arguments = parse_options(PlayArguments, argv, "play")
+    from paceline.view.play import record
+
+    interrupts.raise_keyboard_interrupt()
+    recording = record(**vars(arguments))
+    console.print(
+        f"{escape(str(recording.file))}: {recording.seconds:.1f} s, {recording.num_ended} episodes ended, "
+        f"mean reward {recording.mean_reward:.3f} per step"
+    )
+    for number, episode in enumerate(recording.episodes, 1):
+        for line in episode.lines(number):
+            console.print(escape(line))
+    return 0
+
+
+@dataclass(frozen=True)
+class ExportArguments(_PolicyArguments):
+    """Export a trained policy, including its observation normalizer, to one file."""
+
+    format: Literal["onnx", "torchscript"] = "onnx"
+    """Format of the file. onnx needs the packages onnx and onnxscript."""
+    output: Annotated[Path | None, option("FILE")] = None
+    """Output file. The default is policy.onnx or policy.pt in the run's directory."""
+
+
+def export(argv: list[str], console: Console) -> int:
+    arguments = parse_options(ExportArguments, argv, "export")
+    from paceline.export import export
+
+    interrupts.raise_keyboard_interrupt()
+    console.print(escape(str(export(**vars(arguments)))))
+    return 0
+
+
+@dataclass(frozen=True)
+class DoctorArguments:
+    """Check devices, versions, network, memory and run directory before training.
+
+    Under a launcher, all ranks are checked. Exits with 1 if training would fail.
+    """
+
+    task: Annotated[str | None, option("TASK")] = None
+    """Also check that the envs of this task fit into memory."""
+    num_envs: Annotated[EnvCount | None, option("N")] = None
+    """Number of envs per rank, at least 1. The default depends on the task and on the device."""
+    gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
+    """GPU indices relative to CUDA_VISIBLE_DEVICES, as for `paceline train`."""
+    engine: str = "auto"
+    """Physics engine: auto, mujoco or warp."""
+    run_dir: Annotated[Path | None, option("DIR")] = None
+    """Directory that must be writable. The default is runs/."""
+    timeout: Annotated[Positive, option("SECONDS")] = 60.0
+    """Seconds to wait for the other ranks; above 0."""
+    json: Annotated[bool, FlagCreatePairsOff] = False
+    """Print JSON instead of a table."""
+
+
+def doctor(argv: list[str], console: Console) -> int:
+    arguments = parse_options(DoctorArguments, argv, "doctor")
+    check(arguments, "--")
+    from paceline.distributed.rank import adopt_jax_launcher
+    from paceline.doctor import examine
+
+    adopt_jax_launcher()
+    interrupts.raise_keyboard_interrupt()
+    options = {name: value for name, value in vars(arguments).items() if name != "json"}
+    findings = examine(**options)
+    if findings is None:
+        return 0
+    if arguments.json:
+        print(as_json(findings))
+    else:
+        console.print(as_table(findings))
+    return 1 if any(finding.status == "fails" for finding in findings) else 0
+
+
+def as_table(findings: "Iterable[Finding]") -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    table.add_column("check", max_width=26, overflow="fold")
+    table.add_column("found", overflow="fold")
+    for finding in findings:
+        remedy = Text(f"\n{finding.remedy}" if finding.remedy else "", style="italic")
+        status = Text(finding.status, style=_STYLES[finding.status])
+        table.add_row(status, Text(finding.name), Text(finding.value) + remedy)
+    return table
+
+
+def as_json(findings: "Iterable[Finding]") -> str:
+    found = [asdict(finding) for finding in findings]
+    return json.dumps({"ok": all(f["status"] != "fails" for f in found), "findings": found}, indent=2)

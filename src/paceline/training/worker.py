@@ -1,0 +1,92 @@
+"""End a rank, and with it all ranks, after a failure."""
+
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.distributed import worker_log
+from paceline.distributed.failure import Failure, PeerLostError
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
+from paceline.errors import UserError
+from paceline.process.interrupts import ignore
+from paceline.run.config import TrainConfig
+from paceline.training.plan import Plan
+from paceline.training.session import NonFiniteError, Session
+
+
+class TrainingFailedError(Exception):
+    """Training failed. The message names the cause, the rank, the host and the file with the traceback."""
+
+
+class Worker:
+    """What this rank has created so far, for the code that ends it after a failure."""
+
+    def __init__(self, rank: Rank, config: TrainConfig):
+        self.rank, self._config = rank, config
+        self.log = worker_log.none(rank)
+        self.plan: Plan | None = None
+        """Set once the directory of the run is held."""
+        self.session: Session | None = None
+
+    def end(self, error: Exception, group: Group) -> Exception:
+        """Record that an error ends this rank, and end all ranks. Return the exception of the failure that was reported
+        first."""
+        refused = isinstance(error, UserError)
+        if not group.alone:
+            ignore()  # a launcher that sees another rank end signals this one
+        log = str(self.plan.run.error_file) if group.alone and self.plan else self.log.path
+        failure = Failure(self.rank.index, self.rank.host, _cause(error), "" if refused else log, refused)
+        if group.watch:
+            # A value that became NaN on another rank is reported there.
+            learner = self.session.learner if self.session else None
+            elsewhere = isinstance(error, NonFiniteError) and learner and learner.first_non_finite() is None
+            failure = group.watch.report(failure, echo=bool(elsewhere) or isinstance(error, PeerLostError))
+        details = f"{failure}\n" if refused else traceback.format_exc()
+        if not self._record(failure, details) and group.alone:
+            print(details, file=sys.stderr)
+            failure = replace(failure, log="")
+        return UserError(str(failure), reported=True) if failure.refused else TrainingFailedError(str(failure))
+
+    def end_with_others(self, failure: Failure) -> None:
+        """Record the failure of another rank. The watch ends this process afterwards."""
+        self._record(failure, f"ending, because another rank failed: {failure}\n")
+        if self.rank.is_main:
+            print(f"paceline: {'' if failure.refused else 'training failed: '}{failure}", file=sys.stderr, flush=True)
+
+    def mark_interrupted(self) -> None:
+        """Write to result.json that the run ends at once, without a checkpoint."""
+        if self.rank.is_main and self.plan:
+            self.plan.run.mark_ended("interrupted")
+
+    def _record(self, failure: Failure, details: str) -> bool:
+        """Write a failure to the log of this rank and, on the main rank, to the run directory. Return whether error.log
+        was written: the disk may be what failed."""
+        self.log.write(details)
+        if not self.plan or not self.rank.is_main:
+            return False
+        run, written = self.plan.run, False
+        with suppress(OSError):
+            # A new run without files has removed its directory.
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.error_file.write_text(details)
+            written = True
+        with suppress(OSError, UserError):
+            if self.session:
+                run.write_result(**self.session.result("failed", str(failure)))
+            elif self.plan.is_new:
+                # Otherwise the result of an earlier start is kept.
+                run.write_result(**self.plan.result(self._config, "failed", str(failure)))
+        return written
+
+
+def _cause(error: Exception) -> str:
+    """Describe an error in one line, with the line of the task's code that raised it."""
+    if isinstance(error, (NonFiniteError, PeerLostError, UserError)):
+        return str(error)
+    installed = str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*installed, "<"))]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
