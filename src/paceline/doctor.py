@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 import torch
 
-from paceline.device.cpu import usable_cores
+from paceline.device.cpu import free_host_bytes, usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
-from paceline.device.memory import free_host_bytes
 from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces

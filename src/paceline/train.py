@@ -174,7 +174,7 @@ class _Worker:
 
     def __init__(self, rank: Rank, run: RunDir):
         self.rank, self.run = rank, run
-        self.log = worker_log.none(rank)
+        self.log = worker_log.WorkerLog(rank.is_main)
         self.session: Session | None = None
         self.holds_directory = False
         self.result: Callable[[str, str], dict[str, Any]] | None = None
