@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.distributed.faults import TASK, install, start
 from tests.distributed.ranks import free_port, variables
+from tests.forked import paceline
 
 SMALL = ["--gpu-ids", "none", "--num-envs", "6", "--max-iterations", "3", "--ppo.horizon", "8", "--ppo.hidden", "8"]
 SECONDS = 90
@@ -24,10 +25,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
 
 
-def paceline(cwd: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "paceline", *words], cwd, environment)
-
-
 def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -35,7 +32,7 @@ def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subproces
 
 
 def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run")
+    done = paceline("train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 envs on 2 ranks" in done.stdout
     assert re.search(r"ranks 0 to 1 on \S+: the CPU, 6 envs each", done.stdout)
@@ -57,7 +54,7 @@ def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
 
 def test_too_few_samples_on_the_smallest_rank_are_refused_by_all(tmp_path: Path):
     few = ["--total-envs", "3", "--skrl.rollouts", "2", "--skrl.mini-batches", "4", "--gpu-ids", "none"]
-    done = paceline(tmp_path, "train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run")
+    done = paceline("train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "--skrl.mini-batches 4 is more than 2 samples" in done.stderr
     assert "(envs x steps: 1 x 2)" in done.stderr
@@ -90,7 +87,7 @@ def test_torch_distributed_run_starts_the_ranks(elastic: list[str], ranks: int, 
 
 def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     platform = {"RANK": "0", "WORLD_SIZE": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, **platform)
+    done = paceline("train", "cartpole", *SMALL, cwd=tmp_path, **platform)
     assert done.returncode == 2
     assert "--nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -109,7 +106,9 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     ids=["flag", "torchrunx flag", "variable", "torchrunx variable", "off"],
 )
 def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path):
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, **environment)
+    done = paceline(
+        "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, cwd=tmp_path, **environment
+    )
     assert done.returncode == 0, done.stderr
     found = sorted(str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log"))
     assert found == ([f"{place}/rank_0.log", f"{place}/rank_1.log"] if place else [])
@@ -133,7 +132,7 @@ def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str
 def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], said: str, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, *words)
+    done = paceline("train", "cartpole", *SMALL, *words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
