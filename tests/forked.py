@@ -9,19 +9,20 @@ from pathlib import Path
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["paceline.train", "pytest"])
+_SECONDS = 120.0
 
 
-def paceline(*argv: object, cwd: Path, seconds: float = 120.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def paceline(*argv: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `paceline ARGV` to its end in a process of its own."""
     words = [str(word) for word in argv]
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "stdout", Path(folder) / "stderr"
         process = CONTEXT.Process(target=_run, args=(words, cwd, os.environ | environment, files))
         process.start()
-        process.join(seconds)
+        process.join(_SECONDS)
         if process.exitcode is None:
             process.kill()
-            raise subprocess.TimeoutExpired(words, seconds)
+            raise subprocess.TimeoutExpired(words, _SECONDS)
         return subprocess.CompletedProcess(words, process.exitcode, *(file.read_text() for file in files))
 
 
@@ -29,6 +30,7 @@ def _run(words: list[str], cwd: Path, environment: dict[str, str], files: tuple[
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     for descriptor, file in zip((1, 2), files, strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115

@@ -213,7 +213,7 @@ def check_network(rank: Rank) -> list[Finding]:
     names, findings = [name for _, name in socket.if_nameindex()], []
     if rank.world_size > 1 and (main := os.environ.get("MASTER_ADDR")):
         address = local_address(main, 1)
-        interface = interface_of(address) if address else None
+        interface = interface_of(address)
         route = f"{interface} ({address})" if interface else "no interface with an IPv4 address"
         remedy = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of {_join(names)}"
         findings.append(_finding("network", f"{route} leads to {main}", remedy, interface is not None))

@@ -51,19 +51,14 @@ def on_this_host(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
 
 
-def test_two_ranks_on_this_host_need_no_ssh(tmp_path: Path):
-    done = on_this_host(tmp_path, "--max-iterations", "3")
-    assert done.returncode == 0, done.stderr
-    found = result(tmp_path)
-    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
-    assert sorted(log.name for log in (tmp_path / "run" / "workers").iterdir()) == ["rank_0.log", "rank_1.log"]
-
-
-def test_the_main_rank_speaks_to_the_terminal_and_nothing_lies_beside_the_run(tmp_path: Path):
+def test_two_ranks_on_this_host_need_no_ssh_and_the_main_rank_prints(tmp_path: Path):
     done = on_this_host(tmp_path, "--max-iterations", "3")
     assert done.returncode == 0, done.stderr
     assert "12 envs on 2 ranks" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    found = result(tmp_path)
+    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
+    assert sorted(log.name for log in (tmp_path / "run" / "workers").iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
 def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):

@@ -131,8 +131,8 @@ class Watch:
         """Report this rank's failure to all ranks and return the first reported failure. With `echo`, report only if no
         other rank reports within a few seconds.
 
-        Return after the main rank has printed the failure, or after the others have read it from the main rank's
-        store. A launcher that sees this rank end may end the others at once.
+        The main rank returns after the others have read it, the others after the main rank has printed it: a launcher
+        that sees this rank end may end them at once.
         """
         deadline = time.monotonic() + _ECHO_SECONDS
         # If the watch is ending the process, it does so while this waits.
@@ -152,8 +152,7 @@ class Watch:
 
     def _run(self) -> None:
         """Send heartbeats and check those of others until a failure is found or `stop` is called."""
-        others = range(1, self._rank.world_size) if self._rank.is_main else (0,)
-        for index in others:
+        for index in range(1, self._rank.world_size) if self._rank.is_main else (0,):
             self._peers[index] = self._find(index)
         beats = 0
         while not self._stopped.wait(_INTERVAL_SECONDS):
@@ -189,7 +188,7 @@ class Watch:
         """Return the failure of a rank that sent no heartbeat, or kept the others waiting, for too long."""
         for index, peer in self._peers.items():
             own_exchanges = self.exchanges
-            beat, now = self._read(f"beat/{index}"), self._clock.read()
+            beat, now = self._use(self._get, f"beat/{index}"), self._clock.read()
             if beat == _SIGNED_OFF:
                 continue
             if beat != peer.beat:
@@ -226,25 +225,19 @@ class Watch:
         self._try(self._store.compare_set, "failure", "", json.dumps(asdict(failure)))
 
     def _reported(self) -> Failure | None:
-        try:
-            text = self._read("failure")
-        except (RuntimeError, ValueError):
-            if self._stopped.is_set():
-                return None
-            raise
+        text = (self._try if self._stopped.is_set() else self._use)(self._get, "failure")
         return Failure(**json.loads(text)) if text else None
 
     def _is_received(self) -> bool:
-        """Return whether the ranks that must know of a failure before this process ends know of it, or the store is
-        gone."""
+        """Return whether the ranks that must know of a failure before this process ends can no longer miss it."""
         if not self._rank.is_main:
             return self._try(self._store.check, ["printed"]) is not False
         readers = self._try(self._store.add, "readers", 0)
         return readers is None or readers >= self._rank.world_size - 1
 
-    def _read(self, key: str) -> str:
+    def _get(self, key: str) -> str:
         """Return an entry of the store; empty if it does not exist."""
-        return self._use(lambda: self._store.get(key) if self._store.check([key]) else b"").decode()
+        return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _use(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """Call an operation of the store, in one thread at a time."""

@@ -185,8 +185,7 @@ def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, st
 def _choose_interface(host: str, port: int) -> None:
     """Select the network interface that leads to the main rank for gloo and nccl. Their default is the interface of
     the host name, which is often the loopback or a container's own."""
-    address = local_address(host, port)
-    name = interface_of(address) if address else None
+    name = interface_of(local_address(host, port))
     if name and name != "lo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
@@ -203,7 +202,7 @@ def local_address(host: str, port: int) -> str | None:
         return None
 
 
-def interface_of(address: str) -> str | None:
+def interface_of(address: str | None) -> str | None:
     """Return the name of the network interface that has this IPv4 address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(found.family == socket.AF_INET and found.address == address for found in addresses):
