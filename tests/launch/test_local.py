@@ -17,7 +17,7 @@ from tests.distributed.ranks import free_port, variables
 from tests.forked import paceline
 
 SMALL = ["--gpu-ids", "none", "--num-envs", "6", "--max-iterations", "3", "--ppo.horizon", "8", "--ppo.hidden", "8"]
-SECONDS = 90
+SECONDS = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,15 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     [
         (["--worker-log-dir", "mine"], {}, "mine"),
         (["--torchrunx-log-dir", "mine"], {}, "mine"),
-        (["--worker-log-dir", "mine"], {"PACELINE_WORKER_LOG_DIR": "theirs"}, "theirs"),
-        (["--worker-log-dir", "mine"], {"TORCHRUNX_LOG_DIR": "theirs"}, "theirs"),
+        (["--worker-log-dir", "mine"], {"PACELINE_WORKER_LOG_DIR": "variable"}, "variable"),
+        (["--worker-log-dir", "mine"], {"TORCHRUNX_LOG_DIR": "variable"}, "variable"),
         (["--worker-log-dir", ""], {}, None),
     ],
     ids=["flag", "torchrunx flag", "variable", "torchrunx variable", "off"],
 )
-def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path):
+def test_worker_logs_are_in_the_given_directory(
+    words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path
+):
     done = paceline(
         "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, cwd=tmp_path, **environment
     )
@@ -115,7 +117,7 @@ def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--ranks", "0"], "--ranks 0 must be at least 1"),
         (["--max-restarts", "-1"], "must not be negative"),
@@ -129,12 +131,12 @@ def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str
         (["--ranks", "3", "--total-envs", "2"], "2 envs are too few for 3 ranks"),
     ],
 )
-def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], said: str, tmp_path: Path):
+def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], message: str, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
     done = paceline("train", "cartpole", *SMALL, *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["full", "full/mine"]
 
@@ -146,11 +148,11 @@ def of_two_ranks(cwd: Path, site: tuple[Path, Path], words: tuple[list[str], lis
         start(cwd, site[i], "train", "faulty", "--run-dir", "run", *words[i], **variables(i, 2, port)) for i in (0, 1)
     ]
     try:
-        complaints = [process.communicate(timeout=SECONDS)[1] for process in processes]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, complaint) for process, complaint in zip(processes, complaints, strict=True)]
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
 
 
 def test_settings_that_differ_between_ranks_are_named(site: Path, tmp_path: Path):

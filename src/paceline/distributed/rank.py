@@ -15,11 +15,8 @@ from paceline.process.interrupts import PARENT
 
 # Environment variables of torch.distributed.run and their names in skrl's launcher for JAX.
 _JAX_LAUNCHER = {
-    "RANK": "JAX_RANK",
-    "WORLD_SIZE": "JAX_WORLD_SIZE",
-    "LOCAL_RANK": "JAX_LOCAL_RANK",
-    "MASTER_ADDR": "JAX_COORDINATOR_ADDR",
-    "MASTER_PORT": "JAX_COORDINATOR_PORT",
+    name: f"JAX_{name.replace('MASTER', 'COORDINATOR')}"
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 }
 _REMEDY = "start the ranks with a launcher, or unset its variables to train alone"
 
