@@ -11,9 +11,10 @@ PEERS := bench/peers/requirements-mjlab.lock
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
 
-# The fast part of the tests, for daily work.
+# The fast part of the tests, for daily work: files that train in few processes.
 QUICK := tests/env tests/tensors tests/run tests/learners/ppo tests/tasks/test_cartpole.py tests/tasks/test_registry.py \
-	tests/training tests/test_train.py tests/test_validation.py
+	tests/training tests/test_train.py tests/test_validation.py \
+	--ignore=tests/env/test_gymnasium_env.py --ignore=tests/env/test_bring_your_env.py
 
 .PHONY: help train test quick check format bench lock clean
 .DELETE_ON_ERROR:

@@ -14,6 +14,28 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
 
+# Files with the longest tests. They start first, so that no worker waits for another one's last file.
+_LONGEST = (
+    "learners/test_contract.py",
+    "distributed/test_two_nodes.py",
+    "distributed/test_faults.py",
+    "learners/test_resume_settings.py",
+    "launch/test_torchrunx.py",
+    "distributed/test_continue.py",
+    "learners/skrl/test_jax_learner.py",
+    "sim/test_parity.py",
+    "launch/test_local.py",
+    "env/test_gymnasium_env.py",
+    "process/test_nohup.py",
+    "cli/test_cli.py",
+    "test_wheel.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: index for index, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def jax_compiles_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

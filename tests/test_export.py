@@ -24,6 +24,7 @@ from paceline.learners.ppo import Ppo
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.training.build import build
+from tests.forked import paceline
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:
@@ -193,8 +194,3 @@ def test_a_missing_extra_is_named_with_what_to_install(package: str, tiny_run: P
         "or use --format torchscript\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-def paceline(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)

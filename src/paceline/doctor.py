@@ -22,9 +22,8 @@ import mujoco
 import torch
 from rich.filesize import decimal
 
-from paceline.device.cpu import usable_cores
+from paceline.device.cpu import free_host_bytes, usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
-from paceline.device.memory import free_host_bytes
 from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
 from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces
@@ -220,7 +219,7 @@ def check_network(rank: Rank) -> list[Finding]:
     names, findings = [name for _, name in socket.if_nameindex()], []
     if rank.world_size > 1 and (main := os.environ.get("MASTER_ADDR")):
         address = local_address(main, 1)
-        interface = interface_of(address) if address else None
+        interface = interface_of(address)
         route = f"{interface} ({address})" if interface else "no interface with an IPv4 address"
         remedy = f"set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of {_join(names)}"
         findings.append(_finding("network", f"{route} leads to {main}", remedy, interface is not None))

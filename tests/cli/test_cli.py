@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import paceline
 from tests.signals import DEFAULT_SIGNALS
 
 PACELINE = [sys.executable, "-m", "paceline"]
 SMALL = ["--num-envs", "8", "--ppo.horizon", "8", "--ppo.hidden", "8"]
-
-
-def paceline(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PACELINE, *argv], cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture

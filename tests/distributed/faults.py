@@ -39,8 +39,8 @@ class Faulty(Cartpole):
             print("the model is built", flush=True)
         return super().model()
 
-    def reward(self, worlds, terminated):
-        terms = super().reward(worlds, terminated)
+    def reward(self, state, terminated):
+        terms = super().reward(state, terminated)
         global steps
         steps += 1
         if "FAULT" in os.environ:

@@ -6,11 +6,12 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.forked import CONTEXT
 
 
 def free_port() -> int:
@@ -34,11 +35,11 @@ def variables(index: int, count: int, port: int) -> dict[str, str]:
 
 def on_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
     """Return what `work(*arguments)` returns in each of `count` processes. An exception in one is raised here."""
-    port, context = free_port(), get_context("spawn")
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / str(index) for index in range(count)]
         processes = [
-            context.Process(target=_enter, args=(variables(index, count, port), file, work, arguments))
+            CONTEXT.Process(target=_enter, args=(os.environ | variables(index, count, port), file, work, arguments))
             for index, file in enumerate(files)
         ]
         try:
@@ -55,6 +56,7 @@ def on_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: flo
 
 
 def _enter(environment: dict[str, str], file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
     os.environ.update(environment)
     try:
         torch.save(work(*arguments), file)

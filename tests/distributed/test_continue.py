@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.run import checkpoint
+from tests import forked
 from tests.distributed.faults import children, install, left_behind, start
 from tests.distributed.ranks import free_port
 
@@ -27,12 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def paceline(cwd: Path, site: Path, *words: str, **environment: str) -> tuple[int, str, str]:
     """Run a command to its end; return its exit code, output and error output."""
-    process = start(cwd, site, *words, **environment)
-    try:
-        printed, errors = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-    return process.returncode, printed, errors
+    done = forked.paceline(*words, cwd=cwd, PYTHONPATH=str(site), **environment)
+    return done.returncode, done.stdout, done.stderr
 
 
 def torchrun(cwd: Path, site: Path, options: list[str], *words: str, **environment: str) -> tuple[int, str, str]:

@@ -1,5 +1,6 @@
 """k ranks compute what one rank computes: the same rollouts and the same update."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -64,10 +65,15 @@ def alone() -> dict[str, Any]:
     return learn(shard_ranges(12, 1), Rank())
 
 
-@pytest.fixture(scope="module", params=DISTRIBUTIONS, ids=list(DISTRIBUTIONS))
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    envs = DISTRIBUTIONS[request.param]
+@cache
+def learn_on_ranks(distribution: str) -> list[dict[str, Any]]:
+    envs = DISTRIBUTIONS[distribution]
     return on_ranks(len(envs), learn_as_rank, envs)
+
+
+@pytest.fixture(params=DISTRIBUTIONS, ids=list(DISTRIBUTIONS))
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return learn_on_ranks(request.param)
 
 
 def test_ranks_compute_what_one_rank_computes_with_all_envs(alone: dict[str, Any], ranks: list[dict[str, Any]]):
@@ -101,7 +107,7 @@ def test_there_is_one_collective_per_minibatch_and_one_before_them(ranks: list[d
 
 
 def test_the_same_seed_and_ranks_give_a_bit_equal_run():
-    first, second = (on_ranks(2, learn_as_rank, DISTRIBUTIONS["2 ranks"]) for _ in range(2))
+    first, second = learn_on_ranks("2 ranks"), on_ranks(2, learn_as_rank, DISTRIBUTIONS["2 ranks"])
     for one, other in zip(first[0]["history"], second[0]["history"], strict=True):
         assert torch.equal(one["parameters"], other["parameters"])
         assert one["values"] == other["values"]

@@ -34,12 +34,12 @@ def train(cwd: Path, site: Path, *words: str, fault: str = "", **variables: str)
         cwd, site, "train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), *words, **variables
     )
     try:
-        said, complained = process.communicate(timeout=SECONDS)
+        printed, errors = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert left_behind(str(run)) == {}
     since = time.time() - float(file.read_text()) if fault else 0.0
-    return process.returncode, said, complained, since
+    return process.returncode, printed, errors, since
 
 
 def result(cwd: Path) -> dict[str, Any]:
@@ -52,10 +52,10 @@ def result(cwd: Path) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, cause: str, rank: int, site: Path, tmp_path: Path):
-    code, _, complained, since = train(tmp_path, site, fault=f"{kind}:{rank}:60")
+    code, _, errors, since = train(tmp_path, site, fault=f"{kind}:{rank}:60")
     assert code == 1
     assert since < 10.0
-    line = complained.strip().splitlines()[-1]
+    line = errors.strip().splitlines()[-1]
     assert line.startswith("paceline: training failed: ")
     assert cause in line
     assert f"rank {rank} on {HOST}" in line
@@ -72,10 +72,10 @@ def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, cause: str, rank
 
 
 def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):
-    code, _, complained, since = train(tmp_path, site, "--timeout", "3", fault="SIGSTOP:1:60")
+    code, _, errors, since = train(tmp_path, site, "--timeout", "3", fault="SIGSTOP:1:60")
     assert code == 1
     assert since < 13.0
-    assert f"no heartbeat for 3 s (--timeout); rank 1 on {HOST}" in complained
+    assert f"no heartbeat for 3 s (--timeout); rank 1 on {HOST}" in errors
     assert result(tmp_path)["status"] == "failed"
 
 
@@ -102,20 +102,20 @@ def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed: Path, tmp_path: Path):
     words = ("--checkpoint-every", "7", "--max-restarts", "2")
-    code, _, complained, _ = train(tmp_path, site, *words, fault=f"SIGKILL:{rank}:200")
-    assert code == 0, complained
+    code, _, errors, _ = train(tmp_path, site, *words, fault=f"SIGKILL:{rank}:200")
+    assert code == 0, errors
     assert (result(tmp_path)["status"], result(tmp_path)["restarts"], result(tmp_path)["iterations"]) == (
         "completed",
         1,
         40,
     )
-    ours, theirs = (
+    found_state, expected = (
         leaves(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed)
     )
-    assert ours.keys() == theirs.keys()
-    for name, leaf in theirs.items():
+    assert found_state.keys() == expected.keys()
+    for name, leaf in expected.items():
         if isinstance(leaf, torch.Tensor):
-            assert torch.equal(ours[name], leaf), name
+            assert torch.equal(found_state[name], leaf), name
     found = scalars(tmp_path / "run")
     assert found == scalars(undisturbed)
     assert [step for step, _ in found["loss/value"]] == list(range(1, 41))
@@ -128,10 +128,10 @@ def test_before_the_first_checkpoint_a_killed_run_begins_again(site: Path, undis
 
 
 def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: Path):
-    code, _, complained, since = train(tmp_path, site, fault="SIGKILL:0:60")
+    code, _, errors, since = train(tmp_path, site, fault="SIGKILL:0:60")
     assert code == 1
     assert since < 10.0
-    assert "rank 0 was killed by SIGKILL" in complained
+    assert "rank 0 was killed by SIGKILL" in errors
     assert result(tmp_path)["status"] == "failed"
 
 
@@ -160,23 +160,23 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
         # A terminal and some schedulers signal every process, and the launcher passes the signal on: ranks get it
         # twice.
         (os.killpg if signals == "everyone" else os.kill)(process.pid, signal.SIGINT)
-        asked = time.monotonic()
-        said, _ = process.communicate(timeout=SECONDS)
+        signaled_at = time.monotonic()
+        printed, _ = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert time.monotonic() - asked < 5.0
+    assert time.monotonic() - signaled_at < 5.0
     assert process.returncode == 130
     assert result(tmp_path)["status"] == "interrupted"
-    assert "resume   " in said
+    assert "resume   " in printed
     assert left_behind(str(run)) == {}
     iterations = result(tmp_path)["iterations"]
     assert checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"]["iteration"] == iterations
     process = start(
         tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", str(iterations + 2)
     )
-    said, complained = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, complained
-    assert f"from iteration {iterations}" in said
+    printed, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert f"from iteration {iterations}" in printed
 
 
 def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, tmp_path: Path):
@@ -191,10 +191,10 @@ def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, t
         # This is enough time for the other rank to find that the main rank cannot be reached.
         time.sleep(2.0)
         os.kill(other, signal.SIGTERM)
-        _, said = process.communicate(timeout=SECONDS)
+        _, errors = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert process.returncode == 130, said
+    assert process.returncode == 130, errors
     assert result(tmp_path)["status"] == "interrupted"
 
 

@@ -18,7 +18,7 @@ from tests.distributed.faults import install, left_behind, start
 
 SECONDS = 90.0
 TIMEOUT = 3.0
-SUSPENDED = 6.0
+SUSPENDED = 4.5
 WORDS = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
 
 
@@ -61,12 +61,12 @@ def test_a_job_that_is_suspended_for_longer_than_the_timeout_continues_bit_by_bi
             send(run, signal.SIGSTOP, moments)
             time.sleep(SUSPENDED)
             send(run, signal.SIGCONT, moments)
-        said = [process.communicate(timeout=SECONDS)[1] for process in processes]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
         for path in (run, undisturbed):
             send(path, signal.SIGKILL, moments)
-    assert [process.returncode for process in processes] == [0, 0], said
-    ours, theirs = (tensors(checkpoint.load(checkpoint.newest(path / "checkpoints"))) for path in (run, undisturbed))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), name
+    assert [process.returncode for process in processes] == [0, 0], errors
+    found, expected = (tensors(checkpoint.load(checkpoint.newest(path / "checkpoints"))) for path in (run, undisturbed))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name

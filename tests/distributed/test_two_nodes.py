@@ -37,16 +37,16 @@ def start(node: Node, main: Node, run: Path, iterations: int, nodes: str = "2", 
     return node.start(sys.executable, *shlex.split(words), output=run.parent / f"{node.name}.log", **variables)
 
 
-def until(condition: Callable[[], object], said: Path, seconds: float = SECONDS) -> None:
+def until(condition: Callable[[], object], folder: Path, seconds: float = SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        logs = sorted([*said.glob("*.log"), *said.glob("run/workers/*.log")])
+        logs = sorted([*folder.glob("*.log"), *folder.glob("run/workers/*.log")])
         assert time.monotonic() < deadline, "\n".join(f"{log}\n{log.read_text()[-2000:]}" for log in logs)
         time.sleep(0.1)
 
 
-def ended(processes: list[subprocess.Popen[bytes]], said: Path) -> list[int]:
-    until(lambda: all(process.poll() is not None for process in processes), said)
+def ended(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:
+    until(lambda: all(process.poll() is not None for process in processes), folder)
     return [process.returncode for process in processes]
 
 
@@ -122,7 +122,7 @@ def test_a_platforms_variables_are_passed_on_to_a_fixed_main_node(tmp_path: Path
     assert "ranks 2 to 3 on node2" in (run / "workers" / "rank_3.log").read_text()
 
 
-def test_with_a_fixed_main_node_a_killed_rank_is_started_anew(tmp_path: Path):
+def test_with_a_fixed_main_node_a_killed_rank_is_restarted(tmp_path: Path):
     run = tmp_path / "run"
     with network(2) as nodes:
         processes = start_by_platform(nodes, run, iterations=40)
@@ -146,9 +146,9 @@ def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: 
         assert ended(processes, tmp_path) == [0, 0]
     assert result(run)["status"] == "completed"
     assert result(run)["restarts"] >= 1
-    theirs = learned(undisturbed)
+    expected = learned(undisturbed)
     for name, tensor in learned(run).items():
-        assert torch.equal(tensor, theirs[name]), name
+        assert torch.equal(tensor, expected[name]), name
     assert iterations_logged(run) == list(range(1, 151))
 
 

@@ -14,7 +14,7 @@ from paceline.distributed.rank import this_rank
 from tests.distributed.ranks import on_ranks
 
 LIMIT = 3.0
-SUSPENDED = 6.0
+SUSPENDED = 4.5
 
 
 def keep_waiting(late_rank: int, folder: Path) -> None:
@@ -38,8 +38,8 @@ def test_a_rank_that_is_alive_but_late_is_waited_for_up_to_a_limit_and_named(lat
         on_ranks(2, keep_waiting, late_rank, tmp_path)
     assert time.monotonic() - began < 30.0
     for index in ("0", "1"):
-        said = (tmp_path / index).read_text()
-        assert said.startswith(f"alive, but kept the other ranks waiting for {LIMIT:g} s; rank {late_rank} on ")
+        line = (tmp_path / index).read_text()
+        assert line.startswith(f"alive, but kept the other ranks waiting for {LIMIT:g} s; rank {late_rank} on ")
 
 
 def suspend_all() -> tuple[float, float]:

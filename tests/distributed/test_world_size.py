@@ -46,23 +46,23 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
         assert [result["total_envs"] for result in results] == [10] * ranks
         assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
         go_on(alone, iterations)
-        ours, theirs = newest(changing), newest(alone)
-        for name, weights in theirs["learner"]["networks"].items():
-            torch.testing.assert_close(ours["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
-        for name, tensor in theirs["learner"]["envs"].items():
-            torch.testing.assert_close(ours["learner"]["envs"][name], tensor, rtol=1e-3, atol=1e-4)
+        found, expected = newest(changing), newest(alone)
+        for name, weights in expected["learner"]["networks"].items():
+            torch.testing.assert_close(found["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
+        for name, tensor in expected["learner"]["envs"].items():
+            torch.testing.assert_close(found["learner"]["envs"][name], tensor, rtol=1e-3, atol=1e-4)
         for counter in ("iteration", "steps", "epochs"):
-            assert ours["learner"][counter] == theirs["learner"][counter]
-        assert ours["totals"]["env_steps"] == theirs["totals"]["env_steps"] == iterations * 8 * 10
+            assert found["learner"][counter] == expected["learner"][counter]
+        assert found["totals"]["env_steps"] == expected["totals"]["env_steps"] == iterations * 8 * 10
 
 
-def test_asking_for_another_number_of_worlds_is_refused_with_the_remedy(tmp_path: Path):
+def test_another_number_of_envs_is_refused_with_the_remedy(tmp_path: Path):
     go_on(tmp_path / "run", 2)
     with pytest.raises(UserError, match="has 10 envs, this run 12: use --num-envs 10"):
         go_on(tmp_path / "run", 4, total_envs=12)
 
 
-def test_ranks_without_a_world_are_refused(tmp_path: Path):
+def test_ranks_without_an_env_are_refused(tmp_path: Path):
     for refusal in on_ranks(2, refused, tmp_path / "run"):
         assert refusal == "1 envs are too few for 2 ranks: each needs one"
     assert not (tmp_path / "run").exists()
@@ -79,7 +79,7 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize(("total", "ranks"), [(10, 1), (10, 3), (10, 4), (7, 7)])
 def test_shares_are_consecutive_complete_and_even(total: int, ranks: int):
     found = shard_ranges(total, ranks)
-    assert [world for part in found for world in part] == list(range(total))
+    assert [env for part in found for env in part] == list(range(total))
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 

@@ -14,18 +14,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.distributed.faults import TASK, install, start
 from tests.distributed.ranks import free_port, variables
+from tests.forked import paceline
 
 SMALL = ["--gpu-ids", "none", "--num-envs", "6", "--max-iterations", "3", "--ppo.horizon", "8", "--ppo.hidden", "8"]
-SECONDS = 90
+SECONDS = 90.0
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
-
-
-def paceline(cwd: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "paceline", *words], cwd, environment)
 
 
 def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -35,7 +32,7 @@ def run(command: list[str], cwd: Path, environment: dict[str, str]) -> subproces
 
 
 def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run")
+    done = paceline("train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 envs on 2 ranks" in done.stdout
     assert re.search(r"ranks 0 to 1 on \S+: the CPU, 6 envs each", done.stdout)
@@ -57,7 +54,7 @@ def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
 
 def test_too_few_samples_on_the_smallest_rank_are_refused_by_all(tmp_path: Path):
     few = ["--total-envs", "3", "--skrl.rollouts", "2", "--skrl.mini-batches", "4", "--gpu-ids", "none"]
-    done = paceline(tmp_path, "train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run")
+    done = paceline("train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "--skrl.mini-batches 4 is more than 2 samples" in done.stderr
     assert "(envs x steps: 1 x 2)" in done.stderr
@@ -90,7 +87,7 @@ def test_torch_distributed_run_starts_the_ranks(elastic: list[str], ranks: int, 
 
 def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     platform = {"RANK": "0", "WORLD_SIZE": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, **platform)
+    done = paceline("train", "cartpole", *SMALL, cwd=tmp_path, **platform)
     assert done.returncode == 2
     assert "--nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -102,21 +99,25 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     [
         (["--worker-log-dir", "mine"], {}, "mine"),
         (["--torchrunx-log-dir", "mine"], {}, "mine"),
-        (["--worker-log-dir", "mine"], {"PACELINE_WORKER_LOG_DIR": "theirs"}, "theirs"),
-        (["--worker-log-dir", "mine"], {"TORCHRUNX_LOG_DIR": "theirs"}, "theirs"),
+        (["--worker-log-dir", "mine"], {"PACELINE_WORKER_LOG_DIR": "variable"}, "variable"),
+        (["--worker-log-dir", "mine"], {"TORCHRUNX_LOG_DIR": "variable"}, "variable"),
         (["--worker-log-dir", ""], {}, None),
     ],
     ids=["flag", "torchrunx flag", "variable", "torchrunx variable", "off"],
 )
-def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path):
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, **environment)
+def test_worker_logs_are_in_the_given_directory(
+    words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path
+):
+    done = paceline(
+        "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, cwd=tmp_path, **environment
+    )
     assert done.returncode == 0, done.stderr
     found = sorted(str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log"))
     assert found == ([f"{place}/rank_0.log", f"{place}/rank_1.log"] if place else [])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--ranks", "0"], "--ranks 0 must be at least 1"),
         (["--max-restarts", "-1"], "must not be negative"),
@@ -130,12 +131,12 @@ def test_worker_logs_go_where_asked(words: list[str], environment: dict[str, str
         (["--ranks", "3", "--total-envs", "2"], "2 envs are too few for 3 ranks"),
     ],
 )
-def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], said: str, tmp_path: Path):
+def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], message: str, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    done = paceline(tmp_path, "train", "cartpole", *SMALL, *words)
+    done = paceline("train", "cartpole", *SMALL, *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["full", "full/mine"]
 
@@ -147,11 +148,11 @@ def of_two_ranks(cwd: Path, site: tuple[Path, Path], words: tuple[list[str], lis
         start(cwd, site[i], "train", "faulty", "--run-dir", "run", *words[i], **variables(i, 2, port)) for i in (0, 1)
     ]
     try:
-        complaints = [process.communicate(timeout=SECONDS)[1] for process in processes]
+        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, complaint) for process, complaint in zip(processes, complaints, strict=True)]
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
 
 
 def test_settings_that_differ_between_ranks_are_named(site: Path, tmp_path: Path):

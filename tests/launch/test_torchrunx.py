@@ -45,25 +45,20 @@ def on_this_host(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Start two ranks."""
     with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *words) as process:
         try:
-            said, complained = process.communicate(timeout=SECONDS)
+            printed, errors = process.communicate(timeout=SECONDS)
         finally:
             process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, said, complained)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
 
 
-def test_two_ranks_on_this_host_need_no_ssh(tmp_path: Path):
-    done = on_this_host(tmp_path, "--max-iterations", "3")
-    assert done.returncode == 0, done.stderr
-    found = result(tmp_path)
-    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
-    assert sorted(log.name for log in (tmp_path / "run" / "workers").iterdir()) == ["rank_0.log", "rank_1.log"]
-
-
-def test_the_main_rank_speaks_to_the_terminal_and_nothing_lies_beside_the_run(tmp_path: Path):
+def test_two_ranks_on_this_host_need_no_ssh_and_the_main_rank_prints(tmp_path: Path):
     done = on_this_host(tmp_path, "--max-iterations", "3")
     assert done.returncode == 0, done.stderr
     assert "12 envs on 2 ranks" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    found = result(tmp_path)
+    assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
+    assert sorted(log.name for log in (tmp_path / "run" / "workers").iterdir()) == ["rank_0.log", "rank_1.log"]
 
 
 def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
@@ -122,16 +117,16 @@ def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
     Path("/run/sshd").mkdir(exist_ok=True)
     with network(3) as nodes:
         for node in nodes[:2]:
-            said = tmp_path / f"{node.name}.log"
-            node.start("/usr/sbin/sshd", "-D", "-e", "-f", str(settings), output=said)
-            until(lambda said=said: "listening" in said.read_text())
+            log = tmp_path / f"{node.name}.log"
+            node.start("/usr/sbin/sshd", "-D", "-e", "-f", str(settings), output=log)
+            until(lambda log=log: "listening" in log.read_text())
         yield nodes
 
 
 def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[int, str]:
     """Run the command that trains on the first two nodes from the third. Return its exit code and output. Afterwards
     only sshd may run on the two."""
-    said, home = tmp_path / "said.log", str(tmp_path / "home")
+    log, home = tmp_path / "printed.log", str(tmp_path / "home")
     command = [
         sys.executable,
         "-m",
@@ -148,17 +143,17 @@ def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[in
     command += ["--timeout", "5", "--run-dir", str(tmp_path / "run")]
     # torchrunx may make a directory where it is started.
     command = ["env", f"--chdir={tmp_path}", *command]
-    process = nodes[2].start(*command, output=said, HOME=home, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    process = nodes[2].start(*command, output=log, HOME=home, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
     code = process.wait(SECONDS)
     until(lambda: [len(node.processes()) for node in nodes] == [1, 1, 0], SOON)
-    return code, said.read_text()
+    return code, log.read_text()
 
 
 @pytest.mark.root
 def test_two_hosts_train_as_one_over_ssh(site: Path, tmp_path: Path):
     with hosts(tmp_path) as nodes:
-        code, said = call(nodes, tmp_path, site, "cartpole", "--num-envs", "6", "--max-iterations", "5")
-    assert code == 0, said
+        code, printed = call(nodes, tmp_path, site, "cartpole", "--num-envs", "6", "--max-iterations", "5")
+    assert code == 0, printed
     found = result(tmp_path)
     assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
     for index in (0, 1):
@@ -174,10 +169,10 @@ def test_a_rank_that_fails_on_a_host_ends_the_command_and_leaves_nothing(
     kind: str, rank: int, site: Path, tmp_path: Path
 ):
     with hosts(tmp_path, fault=f"{kind}:{rank}:60:{tmp_path / 'fault'}") as nodes:
-        code, said = call(nodes, tmp_path, site, "faulty")
+        code, printed = call(nodes, tmp_path, site, "faulty")
     assert (tmp_path / "fault").exists()
-    assert code == 1, said
-    assert "paceline: training failed: " in said
+    assert code == 1, printed
+    assert "paceline: training failed: " in printed
     assert result(tmp_path)["status"] == "failed"
     if kind == "raise":
         assert "ArithmeticError: the wheel came off" in result(tmp_path)["cause"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.vec_env import Step, VecEnv
+from paceline.export import export
 from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
@@ -179,12 +181,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_path: Path):
+def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "paceline"]
     words = ["--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
-    command = [*launcher, "train", "--task=cartpole", "--headless", "--distributed", *words, "--max-iterations", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+    command = [*launcher, "train", "--task=faulty", "--headless", "--distributed", *words, "--max-iterations", "2"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["learner"], result["world_size"], result["total_envs"]) == (learner, 2, 12)
@@ -192,27 +195,25 @@ def test_two_ranks_under_a_launcher_to_a_policy(learner: str, site: Path, tmp_pa
     events.Reload()
     assert set(events.Tags()["scalars"]) >= METRICS | {"seconds/update/max", "episode/return"}
 
-    loaded = playable(str(run))
-    process = start(tmp_path, site, "export", str(run), "--format", "torchscript", "--output", str(tmp_path / "p.pt"))
-    _, complained = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, complained
-    obs = loaded.env.reset()
-    torch.testing.assert_close(torch.jit.load(tmp_path / "p.pt")(obs["policy"]), loaded.policy(obs))
+    on_ranks(1, check_export, run, site)
 
-    process = start(tmp_path, site, "train", "--resume", str(run), "--ranks", "2", "--max-iterations", "3")
-    said, complained = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, complained
-    assert "from iteration 2" in said
-
-
-@pytest.mark.parametrize("learner", [name for name in LEARNERS if name != "ppo"])
-def test_a_crash_on_one_rank_ends_all(learner: str, site: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    words = ["--learner", learner, "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run)]
-    process = start(tmp_path, site, "train", "faulty", *words, FAULT=f"raise:1:60:{tmp_path / 'fault'}")
-    _, complained = process.communicate(timeout=SECONDS)
+    # Rank 1 fails in the third iteration after the resume.
+    words = ["train", "--resume", str(run), "--ranks", "2", "--max-iterations", "40"]
+    process = start(tmp_path, site, *words, FAULT=f"raise:1:20:{tmp_path / 'fault'}")
+    printed, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
-    assert "ArithmeticError: the wheel came off" in complained.strip().splitlines()[-1]
-    assert "rank 1 on" in complained
+    assert "from iteration 2" in printed
+    assert "ArithmeticError: the wheel came off" in errors.strip().splitlines()[-1]
+    assert "rank 1 on" in errors
     assert left_behind(str(run)) == {}
-    assert json.loads((run / "result.json").read_text())["status"] == "failed"
+    result = json.loads((run / "result.json").read_text())
+    assert (result["status"], result["iterations"]) == ("failed", 4)
+
+
+def check_export(run: Path, site: Path) -> None:
+    """Check that an exported policy acts as the learner does."""
+    sys.path.insert(0, str(site))
+    loaded = playable(str(run))
+    obs = loaded.env.reset()
+    exported = torch.jit.load(export(str(run), "torchscript", run.parent / "policy.pt"))
+    torch.testing.assert_close(exported(obs["policy"]), loaded.policy(obs))

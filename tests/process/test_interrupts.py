@@ -14,7 +14,7 @@ with Interrupts(SAME) as interrupts:
     print("ready", flush=True)
     while not interrupts.requested:
         time.sleep(0.01)
-    print("asked", flush=True)
+    print("requested", flush=True)
     time.sleep(60)
 """
 
@@ -27,8 +27,8 @@ def start(same_seconds: float) -> "subprocess.Popen[str]":
 def test_the_first_request_is_noted_and_the_second_ends_the_process():
     with start(0.0) as process:
         assert process.stdout is not None
-        for heard in ("ready", "asked"):
-            assert process.stdout.readline().strip() == heard
+        for line in ("ready", "requested"):
+            assert process.stdout.readline().strip() == line
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 
@@ -36,8 +36,8 @@ def test_the_first_request_is_noted_and_the_second_ends_the_process():
 def test_one_request_may_come_twice_but_a_later_one_ends_the_process():
     with start(2.0) as process:
         assert process.stdout is not None
-        for heard in ("ready", "asked"):
-            assert process.stdout.readline().strip() == heard
+        for line in ("ready", "requested"):
+            assert process.stdout.readline().strip() == line
             process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)

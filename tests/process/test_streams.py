@@ -58,23 +58,23 @@ def test_ranks_train_to_the_end_without_output_and_with_a_log_on_a_full_disk(tmp
 
 
 def test_training_goes_on_when_its_terminal_goes_away(tmp_path: Path):
-    ours, theirs = pty.openpty()
+    terminal, process_side = pty.openpty()
     # In a new session the process gets no SIGHUP, as under nohup.
     process = subprocess.Popen(
         [*TRAIN, "--max-iterations", "100000", "--checkpoint-every", "1", "--run-dir", "run"],
         cwd=tmp_path,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=process_side,
+        stdout=process_side,
+        stderr=process_side,
         start_new_session=True,
         env=os.environ | {"TERM": "xterm"},
     )
     try:
-        os.close(theirs)
+        os.close(process_side)
         shown = b""
         while b"steps/s" not in shown:
-            shown += os.read(ours, 4096)
-        os.close(ours)
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
         first = json.loads((tmp_path / "run" / "result.json").read_text())
         assert first["status"] == "running"
         lost_at = iteration(tmp_path / "run")

@@ -1,7 +1,6 @@
 """docs/add_a_task.md, taken at its word: its files become a package, pip installs it, and its commands are run."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.tasks import registry
+from tests import forked
 from tests.env.refuse_syncs import run_refusing_syncs
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
@@ -37,15 +37,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def run(*command: str, cwd: Path, site: Path | None = None) -> str:
-    environment = os.environ | ({"PYTHONPATH": str(site)} if site else {})
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+def run(*command: str, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def paceline(words: list[str], cwd: Path, site: Path | None = None) -> str:
-    return run(sys.executable, "-m", "paceline", *words, cwd=cwd, site=site)
+    done = forked.paceline(*words, cwd=cwd, **({"PYTHONPATH": str(site)} if site else {}))
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def commands() -> list[list[str]]:

@@ -149,7 +149,7 @@ def _launch(argv: list[str], command: TrainCommand, directory: RunDir, ranks: in
         if error.exit_code == REFUSAL_EXIT_CODE:
             return error.exit_code
         # If the directory is held, another process has begun to train in it.
-        if (not directory.is_held() and directory.mark_ended("failed", str(error))) or error.was_killed:
+        if (not directory.is_held() and directory.mark_ended("failed", str(error))) or error.exit_code < 0:
             print(f"paceline: training failed: {error}", file=sys.stderr)
         interrupted = error.exit_code == interrupts.EXIT_CODE or directory.result().get("status") == "interrupted"
         return interrupts.EXIT_CODE if interrupted else 1

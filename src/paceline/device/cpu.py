@@ -1,21 +1,32 @@
-"""CPU cores and the threads of torch."""
+"""CPU cores, host memory and the threads of torch."""
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use, considering CPU affinity and the container's limit."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+    with suppress(OSError, ValueError):
+        # The quota is "max" without a limit.
+        quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
+        return max(1, min(cores, round(quota / period)))
+    return cores
+
+
+def free_host_bytes() -> int:
+    """Return the available memory of the host, or the memory limit of the container if that is lower."""
+    available = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):
+        return min(available, int((_CGROUP / "memory.max").read_text()))
+    return available
 
 
 def tune_torch(device: torch.device) -> None:

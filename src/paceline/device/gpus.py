@@ -32,8 +32,7 @@ def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> 
     `gpu_ids` holds indices, `all` or `none`. An index may occur twice: its ranks then share that GPU. If it is empty,
     and torch and MuJoCo Warp can use a GPU, the first GPU is selected, or all GPUs if `all_by_default`.
     """
-    present = gpu_count()
-    words = tuple(word.lower() for word in gpu_ids)
+    present, words = gpu_count(), tuple(word.lower() for word in gpu_ids)
     if not words:
         usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
         return tuple(range(usable if all_by_default else min(usable, 1)))
@@ -45,9 +44,8 @@ def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> 
         return tuple(range(present))
     if not all(word.isdecimal() for word in words):
         raise UserError(f"--gpu-ids {' '.join(gpu_ids)}: give indices such as 0 1, or all, or none")
-    ids = tuple(int(word) for word in words)
-    for gpu in ids:
-        if gpu >= present:
-            seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
-            raise UserError(f"--gpu-ids {gpu}: no such GPU, {seen}; choose from those, or none for the CPU")
+    ids = tuple(map(int, words))
+    if max(ids) >= present:
+        seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
+        raise UserError(f"--gpu-ids {max(ids)}: no such GPU, {seen}; choose from those, or none for the CPU")
     return ids

@@ -45,9 +45,10 @@ class Group:
         self.rank, self.size = rank, rank.world_size
         self.alone = not rank.launched
         self.watch: Watch | None = None
+        self.backend = "none"
+        """Backend of `sum_` for the tensors of this rank: none, gloo or nccl."""
         self.collectives = 0
         """Number of sums in which this process has taken part."""
-        self._capturable = True
         if self.alone:
             return
         _choose_interface(*main_address())
@@ -56,19 +57,19 @@ class Group:
             self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds, late_seconds)
             if on_failure:
                 self.watch.start(on_failure)
-            shared = self._shares_a_gpu(store)
-            self._capturable = not shared
-            backend = "cpu:gloo,cuda:nccl" if rank.device.type == "cuda" and not shared else "gloo"
-            place = rank.device if backend != "gloo" else None
+            self.backend = "nccl" if self._has_own_gpu(store) else "gloo"
             dist.init_process_group(
-                backend,
+                "cpu:gloo,cuda:nccl" if self.backend == "nccl" else "gloo",
                 store=PrefixStore("group", store),
                 rank=rank.index,
                 world_size=self.size,
                 timeout=PATIENCE,
-                device_id=place,
+                device_id=rank.device if self.backend == "nccl" else None,
             )
-            self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE)) if place else None
+            # Objects are exchanged over gloo, without the GPU. None is the group of all ranks made above.
+            self._hosts = None
+            if self.backend == "nccl":
+                self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE))
             for group in {None, self._hosts} if on_failure else ():
                 _set_pg_timeout(UNLIMITED, group)
         except (RuntimeError, ValueError) as error:
@@ -78,14 +79,7 @@ class Group:
     @property
     def capturable(self) -> bool:
         """Whether `sum_` of GPU tensors may be part of a CUDA graph."""
-        return self._capturable
-
-    @property
-    def backend(self) -> str:
-        """Backend of `sum_` for the tensors of this rank."""
-        if self.alone:
-            return "none"
-        return "nccl" if self.rank.device.type == "cuda" and self._capturable else "gloo"
+        return self.backend != "gloo"
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place and return it. The result is bit-identical on all ranks."""
@@ -97,13 +91,10 @@ class Group:
         if self.alone:
             return lambda: None
         self.collectives += 1
-        if self.backend == "nccl":
-            # nccl works in stream order; the host does not wait.
-            self._meet(lambda: dist.all_reduce(tensor))
-            return lambda: None
-        work: list[Any] = []
-        self._meet(lambda: work.append(dist.all_reduce(tensor, async_op=True)))
-        return lambda: self._meet(work[0].wait)
+        # nccl works in stream order; the host does not wait.
+        asynchronous = self.backend == "gloo"
+        work = self._meet(lambda: dist.all_reduce(tensor, async_op=asynchronous))
+        return lambda: self._meet(work.wait) if asynchronous else None
 
     def all_gather(self, fact: Any) -> list[Any]:
         """Return the objects of all ranks, by rank, on all ranks."""
@@ -123,11 +114,10 @@ class Group:
         """Start to gather a row of numbers from each rank. The returned function waits for all rows, [rank, column]."""
         table = torch.zeros(self.size, len(row), dtype=torch.float64)
         table[self.rank.index] = torch.tensor(row, dtype=torch.float64)
-        work = None if self.alone else dist.all_reduce(table, group=self._hosts, async_op=True)
+        work = cast("dist.Work", dist.all_reduce(table, group=self._hosts, async_op=True))
 
         def finish() -> Tensor:
-            if work is not None:
-                self._meet(work.wait)
+            self._meet(work.wait)
             return table
 
         return finish
@@ -145,21 +135,21 @@ class Group:
         if not self.alone and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _meet(self, exchange: Callable[[], Any]) -> None:
+    def _meet(self, exchange: Callable[[], Any]) -> Any:
+        """Call a collective, or wait for its end."""
         if self.watch:
             self.watch.exchanges += 1
         try:
-            exchange()
+            return exchange()
         except RuntimeError as error:
             raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
 
-    def _shares_a_gpu(self, store: Store) -> bool:
-        """Return whether two ranks share a GPU, which nccl does not support."""
+    def _has_own_gpu(self, store: Store) -> bool:
+        """Return whether each rank has a GPU of its own, as nccl needs."""
         if self.rank.device.type != "cuda":
             return False
         store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
-        gpus = {store.get(f"gpu/{index}") for index in range(self.size)}
-        return len(gpus) < self.size
+        return len({store.get(f"gpu/{index}") for index in range(self.size)}) == self.size
 
 
 def report_refusal(rank: Rank, cause: str, seconds: float) -> Failure:
@@ -195,8 +185,7 @@ def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, st
 def _choose_interface(host: str, port: int) -> None:
     """Select the network interface that leads to the main rank for gloo and nccl. Their default is the interface of
     the host name, which is often the loopback or a container's own."""
-    address = local_address(host, port)
-    name = interface_of(address) if address else None
+    name = interface_of(local_address(host, port))
     if name and name != "lo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
@@ -213,7 +202,7 @@ def local_address(host: str, port: int) -> str | None:
         return None
 
 
-def interface_of(address: str) -> str | None:
+def interface_of(address: str | None) -> str | None:
     """Return the name of the network interface that has this IPv4 address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(found.family == socket.AF_INET and found.address == address for found in addresses):

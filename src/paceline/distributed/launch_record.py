@@ -7,9 +7,9 @@ A restarted worker continues the run that its own launch began, and only that ru
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ class LaunchRecord:
     """The launch of one worker or, merged, of all workers. result.json stores it."""
 
     name: str | None = None
-    """Name that the elastic launcher was given (`--rdzv_id`). For information only."""
+    """Name of the elastic launch (`--rdzv_id`), for information only."""
     agents: tuple[str, ...] = ()
     """Elastic agents, each as host, machine, process ID and start time of the process."""
     job: str | None = None
-    """Job ID that the scheduler keeps when it requeues the job."""
+    """Job ID, which the scheduler keeps when it requeues the job."""
     requeues: int = 0
     """Number of times the scheduler has requeued the job."""
 
@@ -45,19 +45,16 @@ class LaunchRecord:
 def this_launch() -> LaunchRecord:
     """Return the record of this process, from the environment variables of torch's elastic launcher and of Slurm."""
     name, job = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("SLURM_JOB_ID")
-    agents = () if name is None else (_parent_process(),)
+    launch = LaunchRecord(name, () if name is None else (_parent_process(),))
     if job is None:
-        return LaunchRecord(name, agents)
-    requeues = os.environ.get("SLURM_RESTART_COUNT", "0")
-    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")
-    return LaunchRecord(name, agents, f"slurm {cluster} {job}", int(requeues) if requeues.isdecimal() else 0)
+        return launch
+    cluster, requeues = os.environ.get("SLURM_CLUSTER_NAME", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    return replace(launch, job=f"slurm {cluster} {job}", requeues=int(requeues) if requeues.isdecimal() else 0)
 
 
-def merged(records: Iterable[LaunchRecord]) -> LaunchRecord:
+def merged(records: Sequence[LaunchRecord]) -> LaunchRecord:
     """Return the record of all workers from those of each, the main rank's first."""
-    first, *others = records
-    agents = {agent for record in (first, *others) for agent in record.agents}
-    return LaunchRecord(first.name, tuple(sorted(agents)), first.job, first.requeues)
+    return replace(records[0], agents=tuple(sorted({agent for record in records for agent in record.agents})))
 
 
 def machine_id() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,6 @@ from torch.distributed.distributed_c10d import Store
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-
-T = TypeVar("T")
 
 _LARGE_BYTES = 4 * 2**20
 
@@ -37,9 +35,8 @@ class AllReduceTiming(NamedTuple):
 
 def time_all_reduce(group: Group) -> AllReduceTiming:
     """Sum numbers over all ranks and compare the sums with the expected values."""
-    device, size = group.rank.device, group.size
     # The sums of small integers are exact. They vary over the tensor, so that a misplaced part is detected.
-    ramp = torch.arange(_LARGE_BYTES // 4, device=device).remainder(7).float()
+    ramp = torch.arange(_LARGE_BYTES // 4, device=group.rank.device).remainder(7).float()
     correct = True
 
     def seconds(numbers: Tensor) -> float:
@@ -49,7 +46,7 @@ def time_all_reduce(group: Group) -> AllReduceTiming:
         started = time.perf_counter()
         group.sum_(tensor)[0].item()
         elapsed = time.perf_counter() - started
-        correct &= torch.equal(tensor, numbers * (size * (size + 1) // 2))
+        correct &= torch.equal(tensor, numbers * (group.size * (group.size + 1) // 2))
         return elapsed
 
     # The first calls set up connections and are not counted.
@@ -78,9 +75,9 @@ def register(rank: Rank, host: str, port: int, deadline: float) -> Store | None:
         timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         store = dist.TCPStore(host, port, wait_for_workers=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
         store.set(f"doctor/{rank.index}", rank.host)
+        return store
     except RuntimeError:
         return None
-    return store
 
 
 def missing_ranks(store: Store | None, world_size: int) -> list[int]:
@@ -106,9 +103,9 @@ def missing_interfaces(variable: str, value: str, names: Sequence[str]) -> list[
     return [] if found else words
 
 
-def in_background(work: Callable[[], T]) -> "Future[T]":
+def in_background(work: Callable[[], Any]) -> "Future[Any]":
     """Run a function that may never return in a daemon thread."""
-    future: Future[T] = Future()
+    future: Future[Any] = Future()
 
     def run() -> None:
         try:

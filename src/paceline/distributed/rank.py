@@ -13,7 +13,12 @@ from paceline.device.cpu import usable_cores
 from paceline.errors import UserError
 from paceline.process.interrupts import PARENT
 
-MOST_RANKS = 2**20
+# Environment variables of torch.distributed.run and their names in skrl's launcher for JAX.
+_JAX_LAUNCHER = {
+    name: f"JAX_{name.replace('MASTER', 'COORDINATOR')}"
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+}
+_REMEDY = "start the ranks with a launcher, or unset its variables to train alone"
 
 
 @dataclass(frozen=True)
@@ -46,19 +51,14 @@ def under_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-_JAX_LAUNCHER = {
-    "RANK": "JAX_RANK",
-    "WORLD_SIZE": "JAX_WORLD_SIZE",
-    "LOCAL_RANK": "JAX_LOCAL_RANK",
-    "MASTER_ADDR": "JAX_COORDINATOR_ADDR",
-    "MASTER_PORT": "JAX_COORDINATOR_PORT",
-}
-"""Names of a launcher's variables in skrl's launcher for JAX."""
+def under_elastic_agent() -> bool:
+    """Return whether torch's elastic launcher started this process. It restarts workers that end with an error."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def adopt_jax_launcher() -> None:
-    """Copy the variables of skrl's launcher for JAX to those of torch's. It does not set the number of ranks per
-    host."""
+    """Copy the variables of skrl's launcher for JAX to those of torch's, except the number of ranks per host, which it
+    does not set."""
     if "RANK" in os.environ or "JAX_RANK" not in os.environ:
         return
     if missing := [name for name in _JAX_LAUNCHER.values() if name not in os.environ]:
@@ -69,13 +69,8 @@ def adopt_jax_launcher() -> None:
     os.environ.update({name: os.environ[theirs] for name, theirs in _JAX_LAUNCHER.items()})
 
 
-def under_elastic_agent() -> bool:
-    """Return whether torch's elastic launcher started this process. It restarts workers that end with an error."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def die_with_launcher() -> None:
-    """End this worker when its launcher is killed."""
+    """End this worker when its elastic launcher is killed."""
     if under_elastic_agent():
         die_with(PARENT)
 
@@ -101,50 +96,41 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
             "python -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE "
             "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT -m paceline train ...; or unset them to train alone"
         )
-    index, world_size = _place("RANK", "WORLD_SIZE")
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        local, local_size = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    else:
-        local = _number("LOCAL_RANK")
-        local_size = local + 1
+    index, world_size = _index_and_size("RANK", "WORLD_SIZE")
+    local, local_size = _index_and_size("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if local_size > world_size:
-        raise UserError(
-            f"{local_size} ranks on this host (LOCAL_RANK, LOCAL_WORLD_SIZE) but WORLD_SIZE is {world_size}: "
-            "start the ranks with one launcher, or unset its variables to train alone"
-        )
-    device = _device(gpu_ids, local, local_size)
-    return Rank(index, world_size, local, local_size, device=device, launched=True)
-
-
-def _place(index_name: str, size_name: str) -> tuple[int, int]:
-    """Return an index and the size that it must be below, from two of the launcher's variables."""
-    index, size = _number(index_name), _number(size_name)
-    if index >= size:
-        raise UserError(
-            f"the environment variable {index_name} is {index}, but {size_name} is {size}: a launcher counts ranks "
-            f"from 0 to {size_name} - 1; start the ranks with one, or unset its variables to train alone"
-        )
-    return index, size
+        hosted = f"{local_size} ranks on this host (LOCAL_RANK, LOCAL_WORLD_SIZE)"
+        raise UserError(f"{hosted} but WORLD_SIZE is {world_size}: {_REMEDY}")
+    return Rank(index, world_size, local, local_size, device=_device(gpu_ids, local, local_size), launched=True)
 
 
 def main_address() -> tuple[str, int]:
     """Return host and port of the main rank, from the launcher's variables."""
     if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        raise UserError(
-            f"{' and '.join(missing)} not set, but RANK and WORLD_SIZE are: start the ranks with a launcher, which "
-            "sets where the main rank listens, or unset them to train alone"
-        )
+        raise UserError(f"{' and '.join(missing)} not set, but RANK and WORLD_SIZE are: {_REMEDY}")
     return os.environ["MASTER_ADDR"], _number("MASTER_PORT", 1, 2**16 - 1)
 
 
-def _number(name: str, least: int = 0, most: int = MOST_RANKS) -> int:
+def _index_and_size(index_name: str, size_name: str) -> tuple[int, int]:
+    """Return the values of two variables. Without the size, there are just enough ranks for the index."""
+    index = _number(index_name)
+    size = _number(size_name) if size_name in os.environ else index + 1
+    if index >= size:
+        raise UserError(
+            f"the environment variable {index_name} is {index}, but {size_name} is {size}: a launcher counts ranks "
+            f"from 0 to {size_name} - 1; {_REMEDY}"
+        )
+    return index, size
+
+
+def _number(name: str, least: int = 0, most: int = 2**20) -> int:
     word = os.environ[name]
     # int() raises an error of its own for thousands of digits.
-    if not (word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most):
-        raise UserError(
-            f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"
-        )
-    return int(word)
+    if word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most:
+        return int(word)
+    raise UserError(
+        f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"
+    )
 
 
 def _device(gpu_ids: tuple[int, ...], local: int, local_size: int) -> torch.device:

@@ -1,6 +1,7 @@
 """Distribute the state of all envs over ranks, and collect it again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,26 +11,26 @@ from torch import Tensor
 def shard_ranges(total: int, ranks: int) -> list[range]:
     """Return the global env indices of each rank: consecutive ranges whose lengths differ by at most one."""
     size, remainder = divmod(total, ranks)
-    sizes = [size + (index < remainder) for index in range(ranks)]
-    return [range(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(ranks)]
+    bounds = [index * size + min(index, remainder) for index in range(ranks + 1)]
+    return [range(*pair) for pair in pairwise(bounds)]
 
 
 def concatenate(shards: Sequence[Any]) -> Any:
     """Concatenate the states of consecutive envs, nested dicts of tensors [env, ...]. All envs share a scalar."""
-    first = shards[0]
-    if isinstance(first, dict):
-        return {name: concatenate([part[name] for part in shards]) for name in first}
-    return torch.cat(list(shards)) if first.dim() else first
+    return _map(lambda *parts: torch.cat(parts) if parts[0].dim() else parts[0], *shards)
 
 
 def shard(state: Any, envs: range) -> Any:
     """Return the part of the state of all envs that belongs to `envs`."""
-    if isinstance(state, dict):
-        return {name: shard(part, envs) for name, part in state.items()}
-    return state[envs.start : envs.stop] if state.dim() else state
+    return _map(lambda tensor: tensor[envs.start : envs.stop] if tensor.dim() else tensor, state)
 
 
 def to_cpu(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {name: to_cpu(part) for name, part in state.items()}
-    return state.cpu() if isinstance(state, Tensor) else state
+    return _map(Tensor.cpu, state)
+
+
+def _map(function: Callable[..., Any], *states: Any) -> Any:
+    """Apply a function to the leaves of nested dicts."""
+    if isinstance(states[0], dict):
+        return {name: _map(function, *(state[name] for state in states)) for name in states[0]}
+    return function(*states)

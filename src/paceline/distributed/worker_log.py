@@ -11,17 +11,17 @@ from rich.console import Console
 from paceline.distributed.rank import Rank
 from paceline.process.streams import open_log
 
-VARIABLES = ("PACELINE_WORKER_LOG_DIR", "TORCHRUNX_LOG_DIR")
-"""Environment variables with the log directory. They override the command line; empty writes no files."""
+# Environment variables with the log directory. They override the command line; empty writes no files.
+_VARIABLES = ("PACELINE_WORKER_LOG_DIR", "TORCHRUNX_LOG_DIR")
 
 
 @dataclass(frozen=True)
 class WorkerLog:
-    """Log of this rank; `path` is empty if there is no file."""
+    """Log of this rank. Without a file, `path` is empty."""
 
-    path: str
-    file: TextIO | None
     is_main: bool
+    path: str = ""
+    file: TextIO | None = None
 
     def write(self, text: str) -> None:
         if self.file:
@@ -36,20 +36,13 @@ class WorkerLog:
         return [terminal, in_file] if self.is_main else [in_file]
 
 
-def none(rank: Rank) -> WorkerLog:
-    """Return a log without a file."""
-    return WorkerLog("", None, rank.is_main)
-
-
 def begin(rank: Rank, alone: bool, directory: str | None, default: Path) -> WorkerLog:
     """Open the log file of this rank in the directory of the environment variable, in `directory` or in `default`.
     The output of ranks other than the main one, also that of libraries, goes only there."""
-    directory = next((os.environ[name] for name in VARIABLES if name in os.environ), directory)
-    if directory is None:
-        directory = str(default)
-    if alone or not directory:
-        return none(rank)
-    path = Path(directory) / f"rank_{rank.index}.log"
+    directory = next((os.environ[name] for name in _VARIABLES if name in os.environ), directory)
+    if alone or directory == "":
+        return WorkerLog(rank.is_main)
+    path = Path(directory or default) / f"rank_{rank.index}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open_log(path)
     if not rank.is_main:
@@ -59,4 +52,4 @@ def begin(rank: Rank, alone: bool, directory: str | None, default: Path) -> Work
         os.dup2(file.fileno(), 2)
         # A launcher may have replaced the streams.
         sys.stdout = sys.stderr = file
-    return WorkerLog(str(path), file, rank.is_main)
+    return WorkerLog(rank.is_main, str(path), file)

@@ -17,21 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from paceline.distributed.failure import REFUSAL_EXIT_CODE
 from paceline.process.interrupts import INHERITED_IGNORED, ignore, raise_keyboard_interrupt
 
-
-class RankFailedError(Exception):
-    """A rank failed and no restart was left. The message names the rank and how it ended."""
-
-    def __init__(self, message: str, exit_code: int = 1):
-        super().__init__(message)
-        self.exit_code = exit_code
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether a signal ended the rank, so that it could not print the cause."""
-        return self.exit_code < 0
-
-
-QUIRKS = {
+_TORCH_VARIABLES = {
     # Without it, a killed worker uses up several restarts of torch's c10d rendezvous, and a lost node does not rejoin.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     # Ranks that receive a stop request finish their iteration and save. By default they are killed after 30 s.
@@ -39,17 +25,25 @@ QUIRKS = {
 }
 
 
-def launch(words: list[str], ranks: int, max_restarts: int) -> None:
+class RankFailedError(Exception):
+    """A rank failed and no restart was left. The message names the rank and how it ended. If a signal ended it, so that
+    it could not print the cause, `exit_code` is negative."""
+
+    def __init__(self, message: str, exit_code: int = 1):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def launch(argv: list[str], ranks: int, max_restarts: int) -> None:
     """Run `paceline ARGV` in `ranks` processes. When one fails, end all and restart all, up to `max_restarts` times,
     unless a rank refused its input."""
-    os.environ.update(QUIRKS)
+    os.environ.update(_TORCH_VARIABLES)
     # The ranks print the causes of failures and signals themselves.
     logging.disable(logging.CRITICAL)
     run_id = uuid.uuid4().hex
     for restart in range(max_restarts + 1):
         try:
-            _launch_once(words, ranks, run_id)
-            return
+            return _launch_once(argv, ranks, run_id)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
@@ -59,7 +53,7 @@ def launch(words: list[str], ranks: int, max_restarts: int) -> None:
             print(f"paceline: rank {rank} {how}: restart {restart + 1} of {max_restarts}", file=sys.stderr, flush=True)
 
 
-def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
+def _launch_once(argv: list[str], ranks: int, run_id: str) -> None:
     raise_keyboard_interrupt()
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         config = LaunchConfig(
@@ -76,7 +70,7 @@ def _launch_once(words: list[str], ranks: int, run_id: str) -> None:
         )
         try:
             # -P: no rank imports modules of the current directory.
-            elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)
+            elastic_launch(config, sys.executable)("-P", "-m", "paceline", *argv)
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
@@ -94,15 +88,10 @@ def signals_to_handle(*required: signal.Signals) -> str:
 
 def end_descendants(patience_seconds: float = 0.0) -> None:
     """Kill all processes that descend from this one. With `patience_seconds`, send SIGTERM first and wait that long."""
-    process = psutil.Process()
-    if patience_seconds:
-        descendants = process.children(recursive=True)
-        _signal(descendants, signal.SIGTERM)
-        psutil.wait_procs(descendants, patience_seconds)
-    _signal(process.children(recursive=True), signal.SIGKILL)
-
-
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+    for number in (signal.SIGTERM, signal.SIGKILL) if patience_seconds else (signal.SIGKILL,):
+        descendants = psutil.Process().children(recursive=True)
+        for process in descendants:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        if number == signal.SIGTERM:
+            psutil.wait_procs(descendants, patience_seconds)

@@ -11,20 +11,21 @@ import signal
 import sys
 import time
 from functools import partial
+from typing import TextIO
 
 from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 from paceline.process import interrupts
 
-SAFE_PATH = "PYTHONSAFEPATH"
+_SAFE_PATH = "PYTHONSAFEPATH"
 # The launcher receives the output of ranks in a separate thread.
-_LAST_WORDS_SECONDS = 0.5
+_LAST_OUTPUT_SECONDS = 0.5
 # Ranks that receive a stop request save a checkpoint first.
-_LAST_SECONDS = 10.0
+_STOP_SECONDS = 10.0
 
 
-def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
+def launch(argv: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
     """Run `paceline ARGV` in `ranks` processes on each of `hosts`, or on this machine. Paceline must be installed on
     each host."""
     try:
@@ -41,18 +42,17 @@ def launch(words: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
         backend=None,  # the ranks form their own group
         copy_env_vars=(*torchrunx.DEFAULT_ENV_VARS_FOR_COPY, "PACELINE*", "GLOO*", "OMP*", "GOMP*", "MUJOCO*"),
         # The agents are started with `python -m` and must not import modules of the current directory.
-        extra_env_vars={SAFE_PATH: "1"},
+        extra_env_vars={_SAFE_PATH: "1"},
     ).set_logging_handlers(partial(_handlers, hosts[0], os.getpid()))
     interrupts.raise_keyboard_interrupt()
     try:
-        ended = launcher.run(_work, words)
+        ended = launcher.run(_run_rank, argv)
     except Exception as error:
         raise RankFailedError(f"{type(error).__name__}: {error}") from error
     finally:
         interrupts.ignore()
-        end_descendants(_LAST_SECONDS)
-    worst = max(code for codes in ended.results.values() for code in codes)
-    if worst:
+        end_descendants(_STOP_SECONDS)
+    if worst := max(code for codes in ended.results.values() for code in codes):
         raise RankFailedError(f"ended with {worst}", worst)
 
 
@@ -60,23 +60,21 @@ def _handlers(main_host: str, launcher: int) -> list[logging.Handler]:
     """Print the output of the main rank, in torchrunx's logging process. The other ranks have their log files."""
     die_with(launcher)
 
-    def goes_to(errors: bool, record: logging.LogRecord) -> bool:
-        main = getattr(record, "hostname", None) == main_host and getattr(record, "local_rank", None) == 0
-        return main and (record.levelno >= logging.ERROR) == errors
+    def handler(stream: TextIO, errors: bool) -> logging.Handler:
+        found = logging.StreamHandler(stream)
+        found.addFilter(lambda record: record.__dict__.get("hostname") == main_host)
+        found.addFilter(lambda record: record.__dict__.get("local_rank") == 0)
+        found.addFilter(lambda record: (record.levelno >= logging.ERROR) == errors)
+        return found
 
-    handlers = []
-    for stream, errors in ((sys.stdout, False), (sys.stderr, True)):
-        handler = logging.StreamHandler(stream)
-        handler.addFilter(partial(goes_to, errors))
-        handlers.append(handler)
-    return handlers
+    return [handler(sys.stdout, errors=False), handler(sys.stderr, errors=True)]
 
 
-def _work(words: list[str]) -> int:
+def _run_rank(argv: list[str]) -> int:
     """Run one rank; return its exit code."""
-    sys.argv, code = ["paceline", *words], 0
+    sys.argv, code = ["paceline", *argv], 0
     # Only for the agent: programs that an env starts import as usual.
-    os.environ.pop(SAFE_PATH, None)
+    os.environ.pop(_SAFE_PATH, None)
     try:
         runpy.run_module("paceline", run_name="__main__")
     except SystemExit as end:
@@ -85,6 +83,6 @@ def _work(words: list[str]) -> int:
         # A rank that returns after a failure or a stop request would wait forever for a launcher that may have ended.
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(_LAST_WORDS_SECONDS)
+        time.sleep(_LAST_OUTPUT_SECONDS)
         os._exit(code)
     return code

@@ -23,21 +23,25 @@ PARENT = os.getppid()
 STOP_NOTICE = "Stopping. Press Ctrl-C again to stop at once, without a checkpoint."
 received: list[int] = []
 """Signals received so far that have not ended the process."""
+
 _cleanups: list[Callable[[], object]] = []
+_action: Callable[[], object] | None = None
+_watching_process = 0
 
 
 def raise_keyboard_interrupt() -> None:
     """Have `SIGNALS` raise KeyboardInterrupt from here on, as Python does by default for SIGINT alone."""
-    _watcher.action = None
     _handle(signal.default_int_handler)
 
 
-def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
-    """Have `SIGNALS` print `line` and end the process with `code` from here on.
+def ignore() -> None:
+    """Ignore `SIGNALS` from here on, so that a process that is ending can still report why."""
+    _handle(signal.SIG_IGN)
 
-    No exception is raised: libraries may discard it while they are imported. This works also while the main thread
-    waits inside a library, where Python runs no signal handlers.
-    """
+
+def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
+    """Have `SIGNALS` print `line` and end the process with `code` from here on. No exception is raised: libraries may
+    discard it while they are imported."""
 
     def end() -> None:
         if line:
@@ -46,39 +50,7 @@ def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
             cleanup()
         os._exit(code)
 
-    _watcher.action = end
-    _watcher.start()
-    _handle(_do_nothing)
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal that `_watcher` acts on."""
-
-
-class _SignalWatcher:
-    """Calls `action` in a thread as soon as one of `SIGNALS` arrives."""
-
-    def __init__(self) -> None:
-        self.action: Callable[[], object] | None = None
-        self._process = 0
-
-    def start(self) -> None:
-        if self._process == os.getpid() or threading.current_thread() is not threading.main_thread():
-            return
-        self._process = os.getpid()
-        self._arrived, arrivals = os.pipe()
-        os.set_blocking(arrivals, False)
-        # Python writes the number of each signal that has a handler to this file, at once.
-        signal.set_wakeup_fd(arrivals, warn_on_full_buffer=False)
-        threading.Thread(target=self._run, daemon=True, name="signals").start()
-
-    def _run(self) -> None:
-        while number := os.read(self._arrived, 1):
-            if number[0] in SIGNALS and self.action:
-                self.action()
-
-
-_watcher = _SignalWatcher()
+    _handle(lambda _number, _frame: None, end)
 
 
 @contextmanager
@@ -90,18 +62,6 @@ def cleanup_on_exit(cleanup: Callable[[], object]) -> Iterator[None]:
     finally:
         _cleanups.remove(cleanup)
         cleanup()
-
-
-def _handle(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
-    """Install a handler, except for signals that were inherited as ignored; return the previous handlers."""
-    return {number: signal.signal(number, handler) for number in SIGNALS if number not in INHERITED_IGNORED}
-
-
-def ignore() -> None:
-    """Ignore `SIGNALS` from here on, so that a process that is ending can still report why."""
-    _watcher.action = None
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Interrupts:
@@ -118,15 +78,15 @@ class Interrupts:
         self._same_seconds, self._notice, self._before_exit = same_seconds, notice, before_exit
 
     def __enter__(self) -> "Interrupts":
-        self._action, _watcher.action = _watcher.action, self._print_or_exit
-        _watcher.start()
-        self._before = _handle(self._receive)
+        self._action_before = _action
+        self._handlers_before = _handle(self._receive, self._print_or_exit)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        global _action
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
-        _watcher.action = self._action
+        _action = self._action_before
 
     def wait(self, seconds: float) -> None:
         """Wait for a stop request, at most this long."""
@@ -139,7 +99,6 @@ class Interrupts:
         self.requested = True
 
     def _print_or_exit(self) -> None:
-        """Act on a signal at once, in a thread, while the main thread may be waiting inside a library."""
         now = time.monotonic()
         if self._first_at == math.inf:
             self._first_at = now
@@ -150,6 +109,30 @@ class Interrupts:
                 self._before_exit()
             finally:
                 os._exit(EXIT_CODE)
+
+
+def _handle(handler: Any, action: Callable[[], object] | None = None) -> dict[int, Any]:
+    """Install a handler of `SIGNALS`, except of those inherited as ignored; return the previous handlers.
+
+    A thread calls `action` as soon as a signal arrives, also while the main thread waits inside a library, where Python
+    runs no handlers.
+    """
+    global _action, _watching_process
+    _action = action
+    if action and _watching_process != os.getpid():
+        _watching_process = os.getpid()
+        arrived, arrivals = os.pipe()
+        os.set_blocking(arrivals, False)
+        # Python writes the number of each signal that has a handler to this file, at once.
+        signal.set_wakeup_fd(arrivals, warn_on_full_buffer=False)
+        threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
+    return {number: signal.signal(number, handler) for number in SIGNALS if number not in INHERITED_IGNORED}
+
+
+def _watch(arrived: int) -> None:
+    while number := os.read(arrived, 1):
+        if number[0] in SIGNALS and _action:
+            _action()
 
 
 def _print_from_handler(line: str) -> None:

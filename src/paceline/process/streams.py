@@ -53,11 +53,6 @@ def _text(file: LossyFile, stream: TextIO | None) -> TextIO:
     """Return `file` with the encoding and the buffering of `stream`. Characters outside the encoding are escaped."""
     if not isinstance(stream, io.TextIOWrapper):
         return io.TextIOWrapper(io.BufferedWriter(file), "utf-8", "backslashreplace")
-    buffer = file if stream.write_through else io.BufferedWriter(file)
-    return io.TextIOWrapper(
-        buffer,
-        stream.encoding,
-        "backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    lines, through = stream.line_buffering, stream.write_through
+    buffer = file if through else io.BufferedWriter(file)
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=lines, write_through=through)

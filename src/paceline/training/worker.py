@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, rank: Rank, config: TrainConfig):
         self.rank, self._config = rank, config
-        self.log = worker_log.none(rank)
+        self.log = worker_log.WorkerLog(rank.is_main)
         self.plan: Plan | None = None
         """Set once the directory of the run is held."""
         self.session: Session | None = None
