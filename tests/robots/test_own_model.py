@@ -19,6 +19,9 @@ from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tasks.velocity.go1_velocity_rough import Go1VelocityRough
 
 Tree = ET.Element
+HOME = GO1.scene().compile().key("home").qpos
+HIP, THIGH, CALF = HOME[7:10]
+"""Joint angles of the first leg in the pose "home", radians."""
 
 
 def written(robot: LeggedRobot, file: Path, change: Callable[[Tree], None] = lambda tree: None) -> str:
@@ -172,12 +175,11 @@ def test_links_have_the_sizes_and_masses_of_the_file_and_the_robot_stands(tmp_pa
         another_order(tree)
 
     own = GO1.scene(written(GO1, tmp_path / "robot.xml", smaller_in_another_order)).compile()
-    hip, thigh, calf = GO1.default_joint_pos[:3]
-    leg = 0.19 * np.cos(thigh) + 0.18 * np.cos(thigh + calf)
-    home_height = leg * np.cos(hip) + 0.08 * np.sin(hip) + 0.03
+    leg = 0.19 * np.cos(THIGH) + 0.18 * np.cos(THIGH + CALF)
+    home_height = leg * np.cos(HIP) + 0.08 * np.sin(HIP) + 0.03
     assert own.body("trunk").mass[0] == pytest.approx(4.5)
     assert own.joint("RL_thigh_joint").range == pytest.approx((-1.0, 3.0))
-    home = (0.0, 0.0, home_height, 1.0, 0.0, 0.0, 0.0, *GO1.default_joint_pos)
+    home = (0.0, 0.0, home_height, 1.0, 0.0, 0.0, 0.0, *HOME[7:])
     assert own.key("home").qpos == pytest.approx(home, abs=1e-5)
     assert own.site("FR_foot").pos == pytest.approx((0.0, 0.0, -0.18), abs=1e-6)
     data = standing(own)
@@ -277,7 +279,7 @@ def test_the_ground_of_the_scene_is_kept(tmp_path: Path):
     scene.worldbody.add_geom(name="step", type=box, size=(1.0, 1.0, 0.1), contype=1, conaffinity=0)
     own = with_robot(scene, written(GO1, tmp_path / "robot.xml")).compile()
     assert own.geom("step").size == pytest.approx((1.0, 1.0, 0.1))
-    assert own.key("home").qpos[2] == pytest.approx(GO1.default_height, abs=1e-5)
+    assert own.key("home").qpos[2] == pytest.approx(HOME[2], abs=1e-5)
 
 
 def no_foot(tree: Tree) -> None:
@@ -366,9 +368,8 @@ def test_go1_tasks_use_the_robot_of_a_file(kind: type[Go1Velocity], tmp_path: Pa
     file = written(GO1, tmp_path / "go1.xml", taller)
     built_in, own = (RobotEnv(kind(robot=robot, randomize=False), 2) for robot in ("", file))
     assert own.sim.model.body("trunk").mass[0] == pytest.approx(9.5)
-    hip, thigh = GO1.default_joint_pos[:2]
     higher = (own.sim.qpos[:, 2] - built_in.sim.qpos[:, 2]).tolist()
-    assert higher == pytest.approx([0.01 * np.cos(hip) * np.cos(thigh)] * 2, abs=1e-4)
+    assert higher == pytest.approx([0.01 * np.cos(HIP) * np.cos(THIGH)] * 2, abs=1e-4)
 
 
 def test_the_g1_task_uses_the_robot_of_a_file(tmp_path: Path):

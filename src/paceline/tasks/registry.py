@@ -18,12 +18,12 @@ ENTRY_POINTS = "paceline.tasks"
 
 # Imported on demand, so that a task's dependencies are needed only by that task.
 _BUILT_IN = {
-    "ant": "paceline.tasks.locomotion.ant:ENTRY",
+    "ant": "paceline.tasks.locomotion:ANT",
     "cartpole": "paceline.tasks.cartpole:ENTRY",
     "g1-velocity": "paceline.tasks.velocity.g1_velocity:ENTRY",
     "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
     "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",
-    "humanoid": "paceline.tasks.locomotion.humanoid:ENTRY",
+    "humanoid": "paceline.tasks.locomotion:HUMANOID",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
 # FAMILY:NAME is made by a function of NAME.

@@ -100,7 +100,7 @@ def fingerprint(config: TrainConfig) -> dict[str, str]:
     found = {f"version of {package}": number for package, number in versions().items()}
     found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
     package = Path(__file__).parents[1]
-    found["code of paceline"] = _digest(sorted(package.rglob("*.py")))
+    found["code of paceline"] = _digest(sorted((*package.rglob("*.py"), *package.rglob("*.xml"))))
     robot = config.env.get("robot")
     # An option of another package's task may have this name and another meaning.
     if isinstance(robot, str) and os.path.isfile(robot):

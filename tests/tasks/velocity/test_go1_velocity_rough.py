@@ -13,6 +13,7 @@ from paceline.distributed.sharding import concatenate, shard
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
+from paceline.robots.legged import GO1
 from paceline.robots.terrain import KINDS
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tasks.velocity.go1_velocity_rough import ENTRY, Go1VelocityRough
@@ -21,6 +22,8 @@ from paceline.tasks.velocity.go1_velocity_rough import ENTRY, Go1VelocityRough
 POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
 QUIET = Go1VelocityRough(observation_noise_scale=0.0, push_seconds=0.0, randomize=False)
 POINTS = 11 * 7
+HEIGHT = float(GO1.scene().compile().key("home").qpos[2])
+"""Height of the trunk of a standing robot, m."""
 
 
 def stand(env: RobotEnv) -> Tensor:
@@ -45,7 +48,7 @@ def test_robots_start_in_the_middle_of_their_patch_standing_on_it():
     ground = torch.from_numpy(QUIET.terrain.heights().copy())[cells[:, 1], cells[:, 0]]
     assert ground.max() > 1.0
     assert ground.min() < -1.0
-    torch.testing.assert_close(env.sim.qpos[:, 2] - ground, torch.full((64,), QUIET.legged.default_height + 0.02))
+    torch.testing.assert_close(env.sim.qpos[:, 2] - ground, torch.full((64,), HEIGHT + 0.02))
     for _ in range(20):
         assert not env.step(stand(env)).terminated.any()
 
@@ -94,7 +97,7 @@ def at_the_end(env: RobotEnv, level: Tensor, kind: Tensor) -> dict[str, Tensor]:
     state["sim/qpos"][:, 0], state["sim/qpos"][:, 1] = QUIET.terrain.middle(level, kind)
     table = torch.from_numpy(QUIET.terrain.heights().copy())
     ground = QUIET.terrain.height_at(table, state["sim/qpos"][:, 0], state["sim/qpos"][:, 1])
-    state["sim/qpos"][:, 2] = QUIET.legged.default_height + ground
+    state["sim/qpos"][:, 2] = HEIGHT + ground
     state["task_state/command"].zero_()
     state["episode_step"].fill_(env.max_episode_steps - 1)
     return state
@@ -188,7 +191,7 @@ def test_the_scan_is_what_rays_find_in_the_trunks_heading():
                 above = np.array([x + cos * ahead - sin * left, y + sin * ahead + cos * left, 5.0])
                 down = np.array([0.0, 0.0, -1.0])
                 found.append(5.0 - mujoco.mj_ray(model, data, above, down, ground_only, 1, -1, hit))
-        expected = np.clip(np.array(found) - z + QUIET.legged.default_height, -1.0, 1.0)
+        expected = np.clip(np.array(found) - z + HEIGHT, -1.0, 1.0)
         np.testing.assert_allclose(scan, expected, atol=1e-3)
     assert np.ptp(scans, axis=1).min() > 0.01
 
@@ -210,9 +213,7 @@ def test_how_high_the_ground_is_makes_no_difference():
     env = RobotEnv(QUIET, 2)
     kinds = torch.tensor([KINDS.index("stairs down"), KINDS.index("stairs up")]).float()
     state = at_the_end(env, torch.full((2,), 9.0), kinds)
-    assert state["sim/qpos"][:, 2].tolist() == pytest.approx(
-        [QUIET.legged.default_height + z for z in (1.6, -1.6)], abs=1e-5
-    )
+    assert state["sim/qpos"][:, 2].tolist() == pytest.approx([HEIGHT + z for z in (1.6, -1.6)], abs=1e-5)
     state["sim/qpos"][:, 2] += 0.1
     state["sim/qpos"][1, 3:], state["sim/qvel"][1] = state["sim/qpos"][0, 3:].clone(), state["sim/qvel"][0].clone()
     env.load_state(state)

@@ -1,7 +1,7 @@
 """A quadruped follows a commanded velocity over rough terrain whose difficulty follows its progress."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Self
 
@@ -25,11 +25,8 @@ _MAX_BORDER = 1e6
 """Maximum width of the flat border around the terrain, m."""
 _SCAN_NOISE = 0.05
 """Half-width of the noise of the height scan, m."""
-
-
-def _rewards() -> Go1Rewards:
-    # Slopes and stairs need vertical velocity and tilt.
-    return Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
+# Slopes and stairs need vertical velocity and tilt.
+_REWARDS = Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Go1VelocityRough(Go1Velocity):
     """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
     terrain_seed: Annotated[int, Ge(0)] = 0
     """Seed of the random parts of the terrain, at least 0."""
-    rewards: Go1Rewards = field(default_factory=_rewards)
+    rewards: Go1Rewards = _REWARDS
 
     num_reset_samples = Go1Velocity.num_reset_samples + 2
     num_step_samples = Go1Velocity.num_step_samples + len(_SCAN)

@@ -1,9 +1,11 @@
 """Tasks in which a legged robot follows a commanded velocity: what all of them share."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Self
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Self
 
+import mujoco
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
@@ -13,14 +15,7 @@ from paceline.env.randomization import Randomization
 from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
 from paceline.errors import UserError
 from paceline.robots.legged import LeggedRobot
-from paceline.validation import (
-    NonNegative,
-    NonNegativeRange,
-    Positive,
-    Range,
-    UnitInterval,
-    check_options,
-)
+from paceline.validation import NonNegative, NonNegativeRange, Positive, Range, UnitInterval, check_options
 
 _TIMESTEP = 0.005
 _Speed = Annotated[float, Gt(0), Le(100)]
@@ -95,7 +90,7 @@ class VelocityTask(Task):
     """Minimum and maximum delay of the observations of the policy, in control steps, 0 to 1000."""
     randomize: bool = True
     """Whether friction, masses and motors are randomized."""
-    randomization: RandomizationRanges = field(default_factory=RandomizationRanges)
+    randomization: RandomizationRanges = RandomizationRanges()
     robot: str = ""
     """Path of an MJCF model of the same robot family, which replaces the built-in model."""
 
@@ -108,13 +103,8 @@ class VelocityTask(Task):
                 f"{MAX_HISTORY_STEPS}: try --env.delay 0 2"
             )
 
-    @property
-    def observation_history(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.history
-
-    @property
-    def observation_delay(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.delay
+    observation_history = property(attrgetter("history"))  # pyright: ignore[reportAssignmentType]
+    observation_delay = property(attrgetter("delay"))  # pyright: ignore[reportAssignmentType]
 
     @property
     def step_seconds(self) -> float:
@@ -124,7 +114,7 @@ class VelocityTask(Task):
     def randomized_fields(self) -> tuple[Randomization, ...]:
         if not self.randomize:
             return ()
-        ranges, soles, base = self.randomization, self.legged.foot_geoms, self.legged.torso
+        ranges, soles, base = self.randomization, f"({'|'.join(self.legged.feet)}).*", self.legged.torso
         return (
             Randomization("geom_friction", *ranges.friction, names=soles, how="set", column=0, together=True),
             Randomization("body_mass", *ranges.base_mass, names=base, how="add", when="once"),
@@ -133,23 +123,25 @@ class VelocityTask(Task):
             Randomization("actuator_gainprm", *ranges.motor_strength, also="actuator_biasprm", when="once"),
         )
 
+    def model(self) -> mujoco.MjModel:
+        return self.legged.scene(self.robot).compile()
+
     def constants(self) -> dict[str, tuple[float, ...]]:
-        robot, joints = self.legged, self.num_actions
-        return {
-            "default_joint_pos": robot.default_joint_pos,
-            "default_height": (self._default_height(),),
-            "observation_noise": (*_BASE_NOISE, *[_JOINT_POS_NOISE] * joints, *[_JOINT_VEL_NOISE] * joints),
+        model, joints = self.legged.scene(self.robot).compile(), self.num_actions
+        home, kp, max_torque = model.key("home").qpos, model.actuator_gainprm[:, 0], model.actuator_forcerange[:, 1]
+        rows = {
+            "default_height": home[2:3],
+            "default_joint_pos": home[7:],
             # Angle that an action of 1 adds to the target, rad.
-            "action_scale": robot.action_scale(self.action_scale),
-            "kp": robot.kp,
-            "kd": robot.kd,
-            "max_torque": robot.effort_limit,
+            "action_scale": self.action_scale * max_torque / kp,
+            "kp": kp,
+            "kd": -model.actuator_biasprm[:, 2],
+            "max_torque": max_torque,
+        }
+        return {name: tuple(row.tolist()) for name, row in rows.items()} | {
+            "observation_noise": (*_BASE_NOISE, *[_JOINT_POS_NOISE] * joints, *[_JOINT_VEL_NOISE] * joints),
             "max_command": (self.max_forward_speed, self.max_lateral_speed, self.max_yaw_rate),
         }
-
-    def _default_height(self) -> float:
-        """Return the height of the base in the default pose; the legs of another model may be longer."""
-        return float(self.model().key("home").qpos[2]) if self.robot else self.legged.default_height
 
     def state_spec(self) -> dict[str, int]:
         feet = len(self.legged.feet)
@@ -246,6 +238,30 @@ class VelocityTask(Task):
             "critic": torch.cat((sensed, exact, feet, state.qpos[:, 2:3]), dim=1),
         }
 
+    def shared_terms(self, state: EnvState) -> dict[str, Tensor]:
+        """Return the reward terms of all robots without their weights, each [env]."""
+        velocity, gyro, up = state.sensor("velocity"), state.sensor("gyro"), state.sensor("upvector")
+        command = state.task_state["command"]
+        return {
+            "track_lin_vel": torch.exp(-4.0 * (velocity[:, :2] - command[:, :2]).square().sum(1)),
+            "track_ang_vel": torch.exp(-4.0 * (gyro[:, 2] - command[:, 2]).square()),
+            "lin_vel_z": velocity[:, 2].square(),
+            "ang_vel_xy": gyro[:, :2].square().sum(1),
+            "flat_orientation": up[:, :2].square().sum(1),
+            "joint_torque": self._joint_torque(state).square().sum(1),
+            "joint_vel": state.qvel[:, 6:].square().sum(1),
+            "action_rate": (state.action - state.last_action).square().sum(1),
+            "feet_slip": self._feet_slip(state),
+        }
+
+    def weighted(self, terms: dict[str, Tensor], weights: Any, terminated: Tensor) -> dict[str, Tensor]:
+        """Return the weighted reward terms in the order of the fields of `weights`, the last of which is
+        `termination`. All others are per second."""
+        *names, last = vars(weights)
+        return {name: getattr(weights, name) * terms[name] * self.step_seconds for name in names} | {
+            last: weights.termination * terminated.float()
+        }
+
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         yaw_rate_error = state.sensor("gyro")[:, 2] - state.task_state["command"][:, 2]
         return {"velocity_error": self._tracking_error(state), "turn_error": yaw_rate_error.abs()}
@@ -267,7 +283,7 @@ class VelocityTask(Task):
         """Return 1 where the command is to move and 0 where it is to stand, [env]."""
         return (state.task_state["command"].norm(dim=1) > 0.1).float()
 
-    def joint_torque(self, state: EnvState) -> Tensor:
+    def _joint_torque(self, state: EnvState) -> Tensor:
         """Return the torque of motors of nominal strength, N m, [env, joint]."""
         kp, kd, limit = (state.constants[name] for name in ("kp", "kd", "max_torque"))
         torque = kp * (state.sim.ctrl - state.qpos[:, 7:]) - kd * state.qvel[:, 6:]
@@ -277,7 +293,7 @@ class VelocityTask(Task):
         """Return whether each foot touches the ground, bool [env, foot]."""
         return torch.cat([state.sensor(f"{foot}_contact") for foot in self.legged.feet], dim=1) > 0.0
 
-    def feet_slip(self, state: EnvState) -> Tensor:
+    def _feet_slip(self, state: EnvState) -> Tensor:
         """Return the sum of the squared horizontal speeds of the feet that touch the ground, (m/s)^2, [env]."""
         speeds = [state.sensor(f"{foot}_velocity")[:, :2].square().sum(1) for foot in self.legged.feet]
         return (self.feet_contact(state) * torch.stack(speeds, dim=1)).sum(1)

@@ -1,4 +1,4 @@
-"""The ant and the humanoid: their models, what they see and are rewarded for, and when they fall."""
+"""The ant and the humanoid: models, observations, rewards and falls."""
 
 import json
 import math
@@ -21,17 +21,49 @@ from paceline.learners.learner import LEARNERS
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.tasks.locomotion import ant, humanoid
-from paceline.tasks.locomotion.ant import Ant
-from paceline.tasks.locomotion.humanoid import Humanoid
-from paceline.tasks.locomotion.locomotion_task import LocomotionTask
+from paceline.tasks.locomotion import ANT, HUMANOID, Ant, Humanoid, LocomotionTask
+from paceline.tasks.registry import TaskEntry
 from paceline.train import train
+
+HIP, ANKLE = (7.5, (-40, 40), 0.01, 0.1, 0.0), (7.5, (30, 100), 0.01, 0.1, 0.0)
+OTHER_ANKLE = (7.5, (-100, -30), 0.01, 0.1, 0.0)
+LEG = {
+    "hip_x": (45.0, (-45, 15), 0.01, 5.0, 10.0),
+    "hip_z": (45.0, (-60, 35), 0.01, 5.0, 10.0),
+    "hip_y": (135.0, (-120, 45), 0.01, 5.0, 20.0),
+    "knee": (90.0, (-160, 2), 0.007, 0.1, 5.0),
+}
+ELBOW = (45.0, (-90, 50), 0.006, 1.0, 2.0)
+JOINTS = {
+    "ant": {
+        "hip_1": HIP,
+        "ankle_1": ANKLE,
+        "hip_2": HIP,
+        "ankle_2": OTHER_ANKLE,
+        "hip_3": HIP,
+        "ankle_3": OTHER_ANKLE,
+        "hip_4": HIP,
+        "ankle_4": ANKLE,
+    },
+    "humanoid": {
+        "abdomen_z": (67.5, (-45, 45), 0.02, 5.0, 20.0),
+        "abdomen_y": (67.5, (-75, 30), 0.01, 5.0, 20.0),
+        "abdomen_x": (67.5, (-35, 35), 0.01, 5.0, 10.0),
+        **{f"{side}_{name}": joint for side in ("right", "left") for name, joint in LEG.items()},
+        **{f"right_shoulder{number}": (67.5, (-90, 70), 0.01, 5.0, 10.0) for number in (1, 2)},
+        "right_elbow": ELBOW,
+        **{f"left_shoulder{number}": (67.5, (-70, 90), 0.01, 5.0, 10.0) for number in (1, 2)},
+        "left_elbow": ELBOW,
+    },
+}
+"""Torque, N m, range, degrees, armature, damping and stiffness of Isaac Lab's joints, in the order of the actions."""
+START_HEIGHT = {"ant": 0.5, "humanoid": 1.34}
 
 both = pytest.mark.parametrize("task", [Ant(), Humanoid()], ids=["ant", "humanoid"])
 
 
 def wheel_model(task: LocomotionTask) -> mujoco.MjModel:
-    file = distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{task.robot.name}.xml")
+    file = distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{task.robot}.xml")
     return mujoco.MjModel.from_xml_path(str(file))
 
 
@@ -41,11 +73,11 @@ def placed(
     quat: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0),
     speed: float = 0.0,
 ) -> RobotEnv:
-    """One world, with the joints in the middle of their ranges; the torso turned so, and moving along x."""
+    """Return one env with the joints in the middle of their ranges and a torso that moves along x."""
     env = RobotEnv(task, 1)
     state = env.state()
     qpos, qvel = state["sim/qpos"][0], state["sim/qvel"][0]
-    qpos[2] = task.robot.start_height if height is None else height
+    qpos[2] = START_HEIGHT[task.robot] if height is None else height
     qpos[3:7] = torch.tensor(quat)
     qpos[7:] = env.env_state.constants["joint_pos_center"][0]
     qvel.zero_()
@@ -74,30 +106,30 @@ def test_bodies_and_joints_are_those_of_the_wheel(task: LocomotionTask):
     np.testing.assert_allclose(ours.body_inertia, theirs.body_inertia)
     np.testing.assert_allclose(ours.body_pos[2:], theirs.body_pos[2:])
     np.testing.assert_allclose(ours.jnt_axis, theirs.jnt_axis)
-    prefix = f"{task.robot.name}/"
+    prefix = f"{task.robot}/"
     names = [[model.joint(i).name.removeprefix(prefix) for i in range(model.njnt)] for model in (ours, theirs)]
-    assert names[0] == names[1] == ["root", *task.robot.joints]
+    assert names[0] == names[1] == ["root", *JOINTS[task.robot]]
 
 
 @both
-def test_an_action_drives_its_own_joint_with_its_torque(task: LocomotionTask):
+def test_an_action_of_one_applies_the_torque_of_its_joint(task: LocomotionTask):
     model = task.model()
     data = mujoco.MjData(model)
-    for index, joint in enumerate(task.robot.joints.values()):
+    for index, (torque, *_) in enumerate(JOINTS[task.robot].values()):
         data.ctrl[:] = np.arange(model.nu) == index
         mujoco.mj_forward(model, data)
         expected = np.zeros(model.nv)
-        expected[6 + index] = joint.torque
+        expected[6 + index] = torque
         np.testing.assert_allclose(data.qfrc_actuator, expected)
 
 
 @both
-def test_joints_have_the_ranges_springs_and_inertias_that_are_declared(task: LocomotionTask):
+def test_joints_have_the_ranges_springs_and_inertias_of_isaac_lab(task: LocomotionTask):
     model = task.model()
-    for index, joint in enumerate(task.robot.joints.values()):
-        np.testing.assert_allclose(np.degrees(model.jnt_range[1 + index]), joint.range)
+    for index, (_, limits, *others) in enumerate(JOINTS[task.robot].values()):
+        np.testing.assert_allclose(np.degrees(model.jnt_range[1 + index]), limits)
         found = model.dof_armature[6 + index], model.dof_damping[6 + index], model.jnt_stiffness[1 + index]
-        np.testing.assert_allclose(found, (joint.armature, joint.damping, joint.stiffness))
+        np.testing.assert_allclose(found, others)
 
 
 @both
@@ -242,7 +274,7 @@ def test_the_torso_is_seen_as_mujoco_has_it(task: LocomotionTask, seed: int):
     env.load_state(state)
     turned, velocity = rotation(env), env.sim.qvel[0]
     height, *_ = seen = task.observe(env.env_state)["policy"][0]
-    assert height == pytest.approx(task.robot.start_height)
+    assert height == pytest.approx(START_HEIGHT[task.robot])
     torch.testing.assert_close(seen[1:4], turned.T @ velocity[:3], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(seen[4:7], task.ang_vel_scale * velocity[3:6])
     yaw, roll = torch.atan2(turned[1, 0], turned[0, 0]), torch.atan2(turned[2, 1], turned[2, 2])
@@ -290,11 +322,11 @@ def test_episodes_start_a_little_different_and_within_the_ranges(task: Locomotio
     assert (angles <= constants["max_joint_pos"] + 1e-6).all()
     assert (angles - constants["default_joint_pos"]).abs().max() <= 0.2 + 1e-6
     assert (angles.std(0) > 0.05).all()
-    assert (env.sim.qpos[:, 2] == task.robot.start_height).all()
+    torch.testing.assert_close(env.sim.qpos[:, 2], torch.full((200,), START_HEIGHT[task.robot]))
 
 
-@pytest.mark.parametrize("entry", [ant.ENTRY, humanoid.ENTRY], ids=["ant", "humanoid"])
-def test_the_settings_hold(entry: ant.TaskEntry):
+@pytest.mark.parametrize("entry", [ANT, HUMANOID], ids=["ant", "humanoid"])
+def test_the_settings_of_all_learners_are_valid(entry: TaskEntry):
     for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
         LEARNERS[learner].settings.from_training(entry.training).check()
 
