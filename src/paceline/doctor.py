@@ -31,7 +31,7 @@ from paceline.run.directory import RUNS
 from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import Entry
+from paceline.tasks.registry import TaskEntry
 from paceline.training.memory_estimate import min_bytes
 
 Status = Literal["ok", "advice", "fails"]
@@ -284,7 +284,7 @@ def check_run_dir(run_dir: Path | None, rank: Rank) -> Finding:
     return Finding("run directory", "ok", f"wrote in {nearest} in {milliseconds:.1f} ms, {free} free")
 
 
-def check_memory(entry: Entry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
+def check_memory(entry: TaskEntry, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
     """Check that the envs of `sharers` ranks fit into the memory of one host or GPU."""
     on_gpu = device.type == "cuda"
     num_envs = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs

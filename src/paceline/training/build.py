@@ -29,7 +29,7 @@ from paceline.run.directory import RunDir
 from paceline.run.versions import versions
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import Entry, TaskEntry
+from paceline.tasks.registry import EnvEntry, TaskEntry
 from paceline.validation import from_dict, shown
 
 
@@ -60,12 +60,12 @@ def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
     settings = settings_of(config.learner, defaults | config.settings)
     settings.check()
     task = _task(config, entry)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         check_timing(task)
     return dataclasses.replace(config, env=dataclasses.asdict(task), settings=dataclasses.asdict(settings)), settings
 
 
-def _task(config: TrainConfig, entry: Entry) -> Any:
+def _task(config: TrainConfig, entry: TaskEntry) -> Any:
     return from_dict(entry.task, config.env, f"options of task {config.task}")
 
 
@@ -76,19 +76,19 @@ def _env(config: TrainConfig, group: Group, envs: range, renderable: bool, for_e
     device, threads = group.rank.device, group.rank.cores
     placed = {"num_envs": len(envs), "device": device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, device)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         return RobotEnv(task, engine=config.engine, threads=threads, **placed)
     if not renderable:
         return entry.make(task, **placed)
-    if entry.drawn:
-        return entry.drawn(task, **placed)
-    raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
+    if entry.make_renderable:
+        return entry.make_renderable(task, **placed)
+    raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`")
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
     """Return the physics engine of a run."""
     entry = registry.find(config.task)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         return choose_engine(config.engine, device)
     if config.engine not in ("auto", entry.engine):
         raise UserError(f"--engine {config.engine}: {config.task} has an engine of its own; leave --engine out")

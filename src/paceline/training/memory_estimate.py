@@ -9,10 +9,10 @@ import torch
 
 from paceline.env.robot_env import RobotEnv
 from paceline.sim.calibration import measure_capacity
-from paceline.tasks.registry import Entry, EnvEntry
+from paceline.tasks.registry import EnvEntry, TaskEntry
 
 
-def min_bytes(entry: Entry, num_envs: int, engine: str) -> int:
+def min_bytes(entry: TaskEntry, num_envs: int, engine: str) -> int:
     """Return a lower bound of the memory that training needs, in bytes.
 
     It contains the state of the envs, the arrays of the engine, one rollout, and the input and output of the widest
