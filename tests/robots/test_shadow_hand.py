@@ -237,5 +237,5 @@ def test_the_wheel_is_not_imported():
 
 def test_the_error_for_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shadow_hand, "WHEEL", "gymnasium-robotics-missing")
-    with pytest.raises(UserError, match=r"robotics-missing: pip install 'paceline\[hand\]'"):
+    with pytest.raises(UserError, match=r"robotics-missing, which is not installed: pip install 'paceline\[hand\]'"):
         scene()

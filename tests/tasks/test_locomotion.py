@@ -155,7 +155,7 @@ main()
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert "ant comes with Gymnasium" in line
+    assert "the model comes with gymnasium, which is not installed" in line
     assert "pip install 'paceline[gymnasium]'" in line
     assert not list(tmp_path.iterdir())
 

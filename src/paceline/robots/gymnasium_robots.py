@@ -1,18 +1,15 @@
 """The ant and the humanoid of the Gymnasium wheel, with the joints and motors of Isaac Lab's tasks."""
 
-from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
-
 import mujoco
 
-from paceline.errors import UserError
-from paceline.robots.scene import load
+from paceline.robots.scene import load, wheel_file
 
 
 def scene(name: str) -> mujoco.MjSpec:
     """Return `models/NAME.xml` with the bodies and geoms of Gymnasium's file of the same name. The robot collides with
     the floor and not with itself."""
-    spec, robot = load(name), mujoco.MjSpec.from_file(_wheel_file(name))
+    file = wheel_file("gymnasium", f"gymnasium/envs/mujoco/assets/{name}.xml", extra="gymnasium")
+    spec, robot = load(name), mujoco.MjSpec.from_file(str(file))
     # Tendons and cameras are not used, and the motors are not in the order of the joints.
     for unused in (*robot.tendons, *robot.cameras, *robot.actuators):
         robot.delete(unused)
@@ -28,16 +25,3 @@ def scene(name: str) -> mujoco.MjSpec:
         setattr(robot, option, getattr(spec, option))
     spec.worldbody.add_frame().attach_body(robot.body("torso"), f"{name}/", "")
     return spec
-
-
-def _wheel_file(name: str) -> str:
-    """Return the path of a model in the Gymnasium wheel, without importing it."""
-    try:
-        path = str(distribution("gymnasium").locate_file(f"gymnasium/envs/mujoco/assets/{name}.xml"))
-    except PackageNotFoundError:
-        raise UserError(
-            f"the model of {name} comes with Gymnasium, which is not installed: pip install 'paceline[gymnasium]'"
-        ) from None
-    if not Path(path).is_file():
-        raise UserError(f"Gymnasium has no {path}: install version 1.4, pip install 'paceline[gymnasium]'")
-    return path

@@ -1,12 +1,10 @@
 """The Shadow Hand with a cube on its palm: the model of the gymnasium-robotics wheel, simplified for many envs."""
 
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
-from pathlib import Path
 
 import mujoco
 
-from paceline.errors import UserError
+from paceline.robots.scene import wheel_file
 
 WHEEL = "gymnasium-robotics"
 FINGERS = ("ff", "mf", "rf", "lf", "th")
@@ -21,21 +19,11 @@ _PREFIX = "robot0:"
 def scene(physics_hz: float = 120.0) -> mujoco.MjSpec:
     """Return the hand and the cube, see `models/shadow_hand.xml`."""
     mjcf = (files("paceline.robots") / "models" / "shadow_hand.xml").read_text()
-    spec = mujoco.MjSpec.from_string(mjcf.replace("WHEEL", str(_assets())))
+    hand = wheel_file(WHEEL, "gymnasium_robotics/envs/assets/hand/robot.xml", extra="hand").parent
+    spec = mujoco.MjSpec.from_string(mjcf.replace("WHEEL", str(hand.parent)))
     spec.option.timestep = 1.0 / physics_hz
     _simplify(spec)
     return spec
-
-
-def _assets() -> Path:
-    try:
-        # The package is not imported, because it would import all of its environments and their dependencies.
-        path = Path(str(distribution(WHEEL).locate_file("gymnasium_robotics/envs/assets")))
-    except PackageNotFoundError:
-        raise UserError(f"the model of the Shadow Hand is part of {WHEEL}: pip install 'paceline[hand]'") from None
-    if not (path / "hand" / "robot.xml").is_file():
-        raise UserError(f"{path} has no hand/robot.xml: install {WHEEL} 1.4.2, pip install 'paceline[hand]'")
-    return path
 
 
 def _simplify(spec: mujoco.MjSpec) -> None:

@@ -112,5 +112,4 @@ ENTRY = TaskEntry(
         },
     ),
     max_iterations=120,
-    cpu_envs=256,
 )

@@ -25,16 +25,12 @@ _RESET_JOINT_POS, _RESET_JOINT_VEL = 0.2, 0.1
 class Torso(NamedTuple):
     """Pose and velocity of the torso; all but `velocity` are [env]. Angles are within +-pi."""
 
-    velocity: Tensor
-    """Velocity in the frame of the torso, m/s, [env, 3]."""
+    velocity: Tensor  # Velocity in the frame of the torso, m/s, [env, 3].
     yaw: Tensor
     roll: Tensor
-    target_angle: Tensor
-    """Angle from the yaw to the direction of the target, positive to the left."""
-    up: Tensor
-    """Cosine of the tilt."""
-    heading: Tensor
-    """Cosine of the angle between the forward axis of the torso and the direction of the target."""
+    target_angle: Tensor  # Angle from the yaw to the direction of the target, positive to the left.
+    up: Tensor  # Cosine of the tilt.
+    heading: Tensor  # Cosine of the angle between the forward axis of the torso and the direction of the target.
 
 
 @dataclass(frozen=True)

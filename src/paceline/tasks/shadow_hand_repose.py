@@ -192,23 +192,15 @@ def _fingertips(state: EnvState, kind: str) -> Tensor:
     return state.sim.sensordata[:, state.sensors[f"{first}_{kind}"].start : state.sensors[f"{last}_{kind}"].stop]
 
 
+_OVERRIDES = {
+    "rl_games": {"bounds_loss_coef": 1e-4, "critic_coef": 4.0, "entropy_coef": 0.0, "schedule_type": "standard"},
+    "skrl": {"entropy_loss_scale": 0.0},
+}
 ENTRY = TaskEntry(
     ShadowHandRepose,
     summary="a Shadow Hand turns a cube on its palm to one given rotation after another",
     training=TrainingSettings(
-        horizon=16,
-        hidden_layers=(512, 256, 128),
-        learning_rate=5e-4,
-        desired_kl=0.016,
-        overrides={
-            "rl_games": {
-                "bounds_loss_coef": 1e-4,
-                "critic_coef": 4.0,
-                "entropy_coef": 0.0,
-                "schedule_type": "standard",
-            },
-            "skrl": {"entropy_loss_scale": 0.0},
-        },
+        horizon=16, hidden_layers=(512, 256, 128), learning_rate=5e-4, desired_kl=0.016, overrides=_OVERRIDES
     ),
     max_iterations=3000,
     cpu_envs=512,

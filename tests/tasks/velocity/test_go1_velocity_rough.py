@@ -14,7 +14,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
 from paceline.robots.legged import GO1
-from paceline.robots.terrain import KINDS
+from paceline.robots.terrain import CELL, KINDS
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tasks.velocity.go1_velocity_rough import ENTRY, Go1VelocityRough
 
@@ -44,7 +44,7 @@ def test_robots_start_in_the_middle_of_their_patch_standing_on_it():
     level, kind = env.env_state.task_state["terrain_level"], env.env_state.task_state["terrain_kind"]
     off = env.sim.qpos[:, :2] - torch.cat(QUIET.terrain.middle(level, kind), dim=1)
     assert off.abs().max() <= 0.5
-    cells = ((env.sim.qpos[:, :2] + torch.tensor(QUIET.terrain.size)) / QUIET.terrain.cell).round().long()
+    cells = ((env.sim.qpos[:, :2] + torch.tensor(QUIET.terrain.size)) / CELL).round().long()
     ground = torch.from_numpy(QUIET.terrain.heights().copy())[cells[:, 1], cells[:, 0]]
     assert ground.max() > 1.0
     assert ground.min() < -1.0

@@ -13,15 +13,10 @@ from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity.velocity_task import Fraction, VelocityTask, num_samples
 from paceline.validation import Positive
 
-# Weight of each joint in the reward term `posture`: small for the joints that walk, larger for all others.
+# Weight of each joint in the reward term `posture`: small for the joints that walk, 0.5 for those that are not here.
 _POSTURE = {"hip_pitch": 0.02, "knee": 0.02, "ankle_pitch": 0.02, "ankle_roll": 0.2, "wrist": 0.1, "elbow": 0.2}
-_POSTURE_OTHERS = 0.5
 _SWING_HEIGHT = 0.08
 """Height of a foot in the middle of its swing, m."""
-
-
-def _posture_weight(name: str) -> float:
-    return next((weight for part, weight in _POSTURE.items() if part in name), _POSTURE_OTHERS)
 
 
 @dataclass(frozen=True)
@@ -67,9 +62,10 @@ class G1Velocity(VelocityTask):
     def constants(self) -> dict[str, tuple[float, ...]]:
         model = self.model()
         # The first joint is free.
-        low, high = (0.95 * model.jnt_range[1:]).T.tolist()
+        names, (low, high) = [model.joint(i).name for i in range(1, 30)], (0.95 * model.jnt_range[1:]).T.tolist()
+        weights = (next((weight for part, weight in _POSTURE.items() if part in name), 0.5) for name in names)
         return super().constants() | {
-            "posture_weight": tuple(_posture_weight(model.joint(i).name) for i in range(1, model.njnt)),
+            "posture_weight": tuple(weights),
             "min_joint_pos": tuple(low),
             "max_joint_pos": tuple(high),
         }
