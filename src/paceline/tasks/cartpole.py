@@ -30,9 +30,7 @@ class Cartpole(Task):
     """Rewards and limits of Isaac Lab's Isaac-Cartpole-Direct-v0. The angle of an upright pole is zero."""
 
     episode_seconds: float = 5.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     max_force: Positive = 100.0

@@ -61,9 +61,7 @@ class LocomotionTask(Task):
     """Factor of the torso's angular velocity in observations; above 0."""
     rewards: LocomotionRewards
     episode_seconds: float = 15.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
 
     def __post_init__(self) -> None:
         check_options(self)

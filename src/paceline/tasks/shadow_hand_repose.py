@@ -40,9 +40,7 @@ class ShadowHandRepose(Task):
     """Observations, rewards and limits of Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
 
     episode_seconds: float = 10.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     policy_observations: Literal["state", "fingertips"] = "state"
@@ -96,14 +94,9 @@ class ShadowHandRepose(Task):
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         position, rotation, goal, joint_pos = uniform.split((3, 2, 2, _JOINTS), dim=1)
         row = state.constants
-        qpos = torch.cat(
-            (
-                self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"]),
-                row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0),
-                _random_rotation(rotation),
-            ),
-            dim=1,
-        )
+        joint_pos = self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"])
+        position = row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0)
+        qpos = torch.cat((joint_pos, position, _random_rotation(rotation)), dim=1)
         task_state = {"goal": _random_rotation(goal), "successes": torch.zeros_like(uniform[:, :1])}
         return ResetState(qpos, torch.zeros_like(state.qvel), task_state)
 

@@ -53,7 +53,6 @@ class VelocityTask(Task):
     legged: ClassVar[LeggedRobot]
 
     episode_seconds: float = 20.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 4
     """Number of physics steps of 5 ms per control step, at least 1."""
     max_forward_speed: _Speed = 1.0
