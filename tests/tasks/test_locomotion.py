@@ -17,12 +17,10 @@ from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
-from paceline.learners.learner import LEARNERS
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.tasks.locomotion import ANT, HUMANOID, Ant, Humanoid, LocomotionTask
-from paceline.tasks.registry import TaskEntry
+from paceline.tasks.locomotion import Ant, Humanoid, LocomotionTask
 from paceline.train import train
 
 HIP, ANKLE = (7.5, (-40, 40), 0.01, 0.1, 0.0), (7.5, (30, 100), 0.01, 0.1, 0.0)
@@ -100,14 +98,14 @@ def about_z(angle: float) -> tuple[float, ...]:
 
 @both
 def test_bodies_and_joints_are_those_of_the_wheel(task: LocomotionTask):
-    ours, theirs = task.model(), wheel_model(task)
-    assert (ours.nq, ours.nv, ours.nu, ours.ngeom) == (theirs.nq, theirs.nv, theirs.nu, theirs.ngeom)
-    np.testing.assert_allclose(ours.body_mass, theirs.body_mass)
-    np.testing.assert_allclose(ours.body_inertia, theirs.body_inertia)
-    np.testing.assert_allclose(ours.body_pos[2:], theirs.body_pos[2:])
-    np.testing.assert_allclose(ours.jnt_axis, theirs.jnt_axis)
+    model, original = task.model(), wheel_model(task)
+    assert (model.nq, model.nv, model.nu, model.ngeom) == (original.nq, original.nv, original.nu, original.ngeom)
+    np.testing.assert_allclose(model.body_mass, original.body_mass)
+    np.testing.assert_allclose(model.body_inertia, original.body_inertia)
+    np.testing.assert_allclose(model.body_pos[2:], original.body_pos[2:])
+    np.testing.assert_allclose(model.jnt_axis, original.jnt_axis)
     prefix = f"{task.robot}/"
-    names = [[model.joint(i).name.removeprefix(prefix) for i in range(model.njnt)] for model in (ours, theirs)]
+    names = [[m.joint(i).name.removeprefix(prefix) for i in range(m.njnt)] for m in (model, original)]
     assert names[0] == names[1] == ["root", *JOINTS[task.robot]]
 
 
@@ -163,7 +161,7 @@ main()
 # Rewards
 
 
-def test_standing_still_earns_alive_up_and_heading():
+def test_a_standing_robot_gets_the_rewards_for_alive_upright_and_heading():
     for task, alive in ((Ant(), 0.5), (Humanoid(), 2.0)):
         expected = {"alive": alive, "upright": 0.1, "heading": 0.5}
         assert rewards(placed(task)) == pytest.approx(
@@ -181,20 +179,20 @@ def test_progress_is_twice_the_speed_towards_the_target(task: LocomotionTask):
 
 
 @both
-def test_progress_sums_up_to_the_way_that_was_made(task: LocomotionTask):
+def test_the_sum_of_progress_is_proportional_to_the_distance(task: LocomotionTask):
     env = RobotEnv(task, 4, seed=3)
-    begun, earned = env.sim.qpos[:, 0].clone(), torch.zeros(4)
+    start, progress = env.sim.qpos[:, 0].clone(), torch.zeros(4)
     place = env.log_names.index("reward/progress")
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         step = env.step(torch.randn(4, env.num_actions, generator=generator))
         assert not step.terminated.any()
-        earned = step.log[:, place]
-    torch.testing.assert_close(earned, (env.sim.qpos[:, 0] - begun) * 120.0, atol=0.05, rtol=0.01)
+        progress = step.log[:, place]
+    torch.testing.assert_close(progress, (env.sim.qpos[:, 0] - start) * 120.0, atol=0.05, rtol=0.01)
 
 
 @both
-def test_facing_away_costs_and_the_way_back_pays(task: LocomotionTask):
+def test_the_heading_reward_is_negative_for_a_robot_that_faces_away(task: LocomotionTask):
     assert rewards(placed(task, quat=about_z(0.6)))["heading"] == pytest.approx(0.5)
     aside = rewards(placed(task, quat=about_z(1.0)))["heading"]
     assert aside == pytest.approx(0.5 * math.cos(1.0) / 0.8, rel=1e-4)
@@ -202,14 +200,14 @@ def test_facing_away_costs_and_the_way_back_pays(task: LocomotionTask):
 
 
 @both
-def test_a_tilted_torso_is_not_up(task: LocomotionTask):
+def test_a_tilted_torso_gets_no_reward_for_upright(task: LocomotionTask):
     tilts = {angle: (math.cos(angle / 2.0), math.sin(angle / 2.0), 0.0, 0.0) for angle in (0.3, 0.5)}
-    earned = {angle: rewards(placed(task, quat=quat))["upright"] for angle, quat in tilts.items()}
-    assert earned == pytest.approx({0.3: 0.1, 0.5: 0.0})
+    terms = {angle: rewards(placed(task, quat=quat))["upright"] for angle, quat in tilts.items()}
+    assert terms == pytest.approx({0.3: 0.1, 0.5: 0.0})
 
 
 @both
-def test_actions_and_the_work_they_do_cost(task: LocomotionTask):
+def test_actions_and_their_energy_have_negative_rewards(task: LocomotionTask):
     env = placed(task)
     env.env_state.action.fill_(0.5)
     state = env.state()
@@ -221,7 +219,7 @@ def test_actions_and_the_work_they_do_cost(task: LocomotionTask):
 
 
 @both
-def test_joints_at_their_upper_limit_cost(task: LocomotionTask):
+def test_joints_at_their_upper_limit_have_negative_rewards(task: LocomotionTask):
     env = placed(task)
     state, constants = env.state(), env.env_state.constants
     state["sim/qpos"][0, 7:9] = constants["max_joint_pos"][0, :2]
@@ -246,17 +244,17 @@ def test_a_low_torso_ends_the_episode(task: LocomotionTask, height: float):
         assert bool(task.terminated(env.env_state)) is ends
 
 
-def test_a_limp_humanoid_falls():
+def test_a_humanoid_without_torques_falls():
     env = RobotEnv(Humanoid(), 8)
-    fell = torch.stack([env.step(torch.zeros(8, env.num_actions)).terminated for _ in range(180)])
-    assert fell.any(0).all()
+    terminated = torch.stack([env.step(torch.zeros(8, env.num_actions)).terminated for _ in range(180)])
+    assert terminated.any(0).all()
 
 
 # Observations
 
 
 def rotation(env: RobotEnv) -> Tensor:
-    """Of the torso in MuJoCo's own reckoning, [3, 3]."""
+    """Return the rotation matrix of the torso from MuJoCo, [3, 3]."""
     matrix = np.zeros(9)
     mujoco.mju_quat2Mat(matrix, env.sim.qpos[0, 3:7].double().numpy())
     return torch.from_numpy(matrix).view(3, 3).float()
@@ -264,7 +262,7 @@ def rotation(env: RobotEnv) -> Tensor:
 
 @both
 @pytest.mark.parametrize("seed", range(4))
-def test_the_torso_is_seen_as_mujoco_has_it(task: LocomotionTask, seed: int):
+def test_the_observed_pose_of_the_torso_equals_that_of_mujoco(task: LocomotionTask, seed: int):
     generator = torch.Generator().manual_seed(seed)
     quat = torch.nn.functional.normalize(torch.randn(4, generator=generator), dim=0)
     env = placed(task, quat=tuple(quat.tolist()))
@@ -273,20 +271,20 @@ def test_the_torso_is_seen_as_mujoco_has_it(task: LocomotionTask, seed: int):
     state["sim/qvel"][0, :6] = torch.randn(6, generator=generator).double()
     env.load_state(state)
     turned, velocity = rotation(env), env.sim.qvel[0]
-    height, *_ = seen = task.observe(env.env_state)["policy"][0]
+    height, *_ = obs = task.observe(env.env_state)["policy"][0]
     assert height == pytest.approx(START_HEIGHT[task.robot])
-    torch.testing.assert_close(seen[1:4], turned.T @ velocity[:3], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(seen[4:7], task.ang_vel_scale * velocity[3:6])
+    torch.testing.assert_close(obs[1:4], turned.T @ velocity[:3], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(obs[4:7], task.ang_vel_scale * velocity[3:6])
     yaw, roll = torch.atan2(turned[1, 0], turned[0, 0]), torch.atan2(turned[2, 1], turned[2, 2])
-    # Ten metres ahead, and twenty to the right.
+    # Ten meters ahead, and twenty to the right.
     direction = torch.tensor((10.0, -20.0)) / math.hypot(10.0, 20.0)
     aside = (math.atan2(-20.0, 10.0) - yaw + math.pi) % (2.0 * math.pi) - math.pi
     expected = torch.stack((yaw, roll, aside, turned[2, 2], turned[:2, 0] @ direction))
-    torch.testing.assert_close(seen[7:12], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(obs[7:12], expected, atol=1e-4, rtol=1e-4)
 
 
 @both
-def test_joint_angles_are_seen_within_their_ranges(task: LocomotionTask):
+def test_observed_joint_angles_are_scaled_to_their_ranges(task: LocomotionTask):
     env = placed(task)
     state, constants = env.state(), env.env_state.constants
     state["sim/qpos"][0, 7] = constants["min_joint_pos"][0, 0]
@@ -294,18 +292,18 @@ def test_joint_angles_are_seen_within_their_ranges(task: LocomotionTask):
     state["sim/qvel"][0, 6] = 3.0
     state["action"][0, 0] = 0.25
     env.load_state(state)
-    seen, joints = task.observe(env.env_state)["policy"][0], env.num_actions
-    assert len(seen) == 12 + 3 * joints
-    assert seen[12:15].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
-    assert seen[12 + joints].item() == pytest.approx(3.0 * task.joint_vel_scale)
-    assert seen[12 + 2 * joints].item() == pytest.approx(0.25)
+    obs, joints = task.observe(env.env_state)["policy"][0], env.num_actions
+    assert len(obs) == 12 + 3 * joints
+    assert obs[12:15].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-5)
+    assert obs[12 + joints].item() == pytest.approx(3.0 * task.joint_vel_scale)
+    assert obs[12 + 2 * joints].item() == pytest.approx(0.25)
 
 
-# The whole
+# Episodes and runs
 
 
 @both
-def test_flailing_about_stays_finite(task: LocomotionTask):
+def test_random_actions_keep_the_state_finite(task: LocomotionTask):
     env, generator = RobotEnv(task, 16, seed=2), torch.Generator().manual_seed(2)
     for _ in range(150):
         step = env.step(2.0 * torch.randn(16, env.num_actions, generator=generator))
@@ -315,7 +313,7 @@ def test_flailing_about_stays_finite(task: LocomotionTask):
 
 
 @both
-def test_episodes_start_a_little_different_and_within_the_ranges(task: LocomotionTask):
+def test_initial_joint_angles_are_random_and_within_the_ranges(task: LocomotionTask):
     env = RobotEnv(task, 200)
     angles, constants = env.sim.qpos[:, 7:], env.env_state.constants
     assert (angles >= constants["min_joint_pos"] - 1e-6).all()
@@ -325,13 +323,7 @@ def test_episodes_start_a_little_different_and_within_the_ranges(task: Locomotio
     torch.testing.assert_close(env.sim.qpos[:, 2], torch.full((200,), START_HEIGHT[task.robot]))
 
 
-@pytest.mark.parametrize("entry", [ANT, HUMANOID], ids=["ant", "humanoid"])
-def test_the_settings_of_all_learners_are_valid(entry: TaskEntry):
-    for learner in ("ppo", "rsl_rl", "rl_games", "skrl"):
-        LEARNERS[learner].settings.from_training(entry.training).check()
-
-
-def test_the_result_of_a_run_says_how_fast_the_ant_is(tmp_path: Path):
+def test_the_result_of_a_run_has_the_speed_of_the_ant(tmp_path: Path):
     settings = PpoSettings(horizon=8, epochs=1, minibatches=2, hidden=(16,))
     config = TrainConfig("ant", {"episode_seconds": 0.1}, settings=asdict(settings), num_envs=8, max_iterations=2)
     result = train(config, RunDir(tmp_path / "run"), Console(quiet=True))
@@ -339,6 +331,6 @@ def test_the_result_of_a_run_says_how_fast_the_ant_is(tmp_path: Path):
     assert set(result["measures"]) == {"speed"}
 
 
-def test_a_bad_option_is_refused():
+def test_an_invalid_option_is_rejected():
     with pytest.raises(UserError, match=r"--env\.min-height -1 must be above 0"):
         Ant(min_height=-1.0)
