@@ -38,30 +38,21 @@ def _simplify(spec: mujoco.MjSpec) -> None:
         joint.margin, joint.frictionloss = 0.0, 0.0
     material = spec.material(f"{_PREFIX}MatViz")
     material.rgba, material.reflectance, material.specular = (0.7, 0.72, 0.75, 1.0), 0.0, 0.3
-    for tendon in list(spec.tendons):
-        # The other tendons have limits that are never reached within the joint ranges.
-        if not tendon.name.endswith("c") or "TH" in tendon.name:
-            spec.delete(tendon)
-    for sensor in list(spec.sensors):
-        if sensor.name.startswith(_PREFIX):
-            spec.delete(sensor)
-    for geom in list(spec.geoms):
+    for geom in spec.geoms:
         geom.margin = 0.0
         if geom.name.startswith(f"{_PREFIX}C_"):
             geom.condim, geom.group, geom.rgba, geom.material = 3, 3, (0.5, 0.55, 0.6, 1.0), ""
-    pairs: set[frozenset[str]] = set()
-    for pair in list(spec.pairs):
-        # One pair is listed twice: the C engine would apply its contact twice, MuJoCo Warp once.
-        names = frozenset((pair.geomname1, pair.geomname2))
-        if names in pairs:
-            spec.delete(pair)
-        pairs.add(names)
     # The forearm has a visual mesh of 18,689 triangles and a collision mesh of 906. A capsule replaces both.
-    spec.delete(spec.geom(f"{_PREFIX}V_forearm"))
     forearm = spec.geom(f"{_PREFIX}C_forearm")
     forearm.type, forearm.meshname = mujoco.mjtGeom.mjGEOM_CAPSULE, ""
     forearm.pos, forearm.quat = (0.0, 0.012, 0.14), (1.0, 0.0, 0.0, 0.0)
     forearm.size, forearm.group = (0.048, 0.075, 0.0), 0
-    for mesh in list(spec.meshes):
-        if mesh.name.startswith(f"{_PREFIX}forearm"):
-            spec.delete(mesh)
+    unused = [spec.geom(f"{_PREFIX}V_forearm"), *(m for m in spec.meshes if m.name.startswith(f"{_PREFIX}forearm"))]
+    unused += [sensor for sensor in spec.sensors if sensor.name.startswith(_PREFIX)]
+    # These tendons have limits that are never reached within the joint ranges.
+    unused += [tendon for tendon in spec.tendons if not tendon.name.endswith("c") or "TH" in tendon.name]
+    # One pair is listed twice: the C engine would apply its contact twice, MuJoCo Warp once.
+    pairs = {frozenset((pair.geomname1, pair.geomname2)): pair for pair in reversed(spec.pairs)}
+    unused += [pair for pair in spec.pairs if pair not in pairs.values()]
+    for element in unused:
+        spec.delete(element)
