@@ -84,5 +84,5 @@ def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch
     config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger="none")
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     playable(str(tmp_path / "run"))
-    with pytest.raises(UserError, match="task 'point' cannot be drawn: its EnvEntry has no `drawn`"):
+    with pytest.raises(UserError, match="task 'point' cannot be rendered: its EnvEntry has no `make_renderable`"):
         playable(str(tmp_path / "run"), renderable=True)

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.robots.legged import GO1
 from paceline.robots.legged import GO1_LEGS as LEGS
+from paceline.tasks.velocity.go1_velocity import Go1Velocity
 
 JOINTS = tuple(f"{leg}_{part}_joint" for leg in LEGS for part in ("hip", "thigh", "calf"))
 TOTAL_MASS = 12.743448
@@ -40,6 +41,7 @@ STIFFNESS = {"hip": 15.895242653, "thigh": 15.895242653, "calf": 35.76429597}
 DAMPING = {"hip": 1.011922576, "thigh": 1.011922576, "calf": 2.276825796}
 HOME_ANGLES = {"hip": 0.1, "thigh": 0.9, "calf": -1.8}
 HOME_TRUNK_ABOVE_FEET = 0.278 - 0.006530406
+HOME_HEIGHT = HOME_TRUNK_ABOVE_FEET + 0.023
 SETTLED_HEIGHT = 0.2580
 """Height of the base after 3 s in the home pose, meters. The soft gains let it sink."""
 
@@ -128,18 +130,18 @@ def test_joints_and_actuators_equal_the_reference(name: str):
 
 def test_actuators_and_joint_positions_have_the_same_order():
     m = model()
-    assert GO1.joint_names == JOINTS
     assert [m.actuator(i).name for i in range(m.nu)] == list(JOINTS)
     assert [int(m.joint(name).qposadr[0]) for name in JOINTS] == list(range(7, 19))
 
 
-def test_values_per_joint_are_those_of_the_model():
-    parts = [part_of(name) for name in JOINTS]
-    assert GO1.kp == pytest.approx([STIFFNESS[part] for part in parts], rel=1e-6)
-    assert GO1.kd == pytest.approx([DAMPING[part] for part in parts], rel=1e-6)
-    assert GO1.effort_limit == pytest.approx([TORQUE[part] for part in parts])
-    assert GO1.default_joint_pos == pytest.approx(at_home(model()).qpos[7:])
-    assert GO1.action_scale(0.25) == pytest.approx([0.25 * TORQUE[part] / STIFFNESS[part] for part in parts], rel=1e-6)
+def test_the_task_uses_the_gains_and_the_home_pose_of_the_model():
+    parts, constants = [part_of(name) for name in JOINTS], Go1Velocity(action_scale=0.25).constants()
+    assert constants["kp"] == pytest.approx([STIFFNESS[part] for part in parts], rel=1e-6)
+    assert constants["kd"] == pytest.approx([DAMPING[part] for part in parts], rel=1e-6)
+    assert constants["max_torque"] == pytest.approx([TORQUE[part] for part in parts])
+    assert constants["default_joint_pos"] == pytest.approx(at_home(model()).qpos[7:])
+    scale = [0.25 * TORQUE[part] / STIFFNESS[part] for part in parts]
+    assert constants["action_scale"] == pytest.approx(scale, rel=1e-6)
 
 
 def test_the_home_pose_equals_the_reference_with_the_feet_on_the_floor():
@@ -148,7 +150,7 @@ def test_the_home_pose_equals_the_reference_with_the_feet_on_the_floor():
     assert data.qpos[7:] == pytest.approx([signs[name] * HOME_ANGLES[part_of(name)] for name in JOINTS])
     assert data.ctrl == pytest.approx(data.qpos[7:])
     for leg in LEGS:
-        assert GO1.default_height - data.site(f"{leg}_foot").xpos[2] == pytest.approx(HOME_TRUNK_ABOVE_FEET, abs=1e-4)
+        assert data.qpos[2] - data.site(f"{leg}_foot").xpos[2] == pytest.approx(HOME_TRUNK_ABOVE_FEET, abs=1e-4)
         assert data.geom(f"{leg}_foot").xpos[2] - m.geom(f"{leg}_foot").size[0] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -157,7 +159,7 @@ def test_the_home_pose_equals_the_reference_with_the_feet_on_the_floor():
 
 def test_after_a_drop_of_5_mm_it_stands_for_3_seconds_on_its_feet_only():
     m = model()
-    data = at_home(m, GO1.default_height + 0.005)
+    data = at_home(m, HOME_HEIGHT + 0.005)
     feet = {f"{leg}_foot" for leg in LEGS}
     for _ in range(30):
         run(m, data, 0.1)
@@ -273,7 +275,7 @@ def test_the_friction_of_the_feet_does_not_depend_on_the_ground():
     scene = GO1.scene()
     scene.geom("floor").friction[0] = 2.0
     m = scene.compile()
-    data = at_home(m, GO1.default_height - 0.001)
+    data = at_home(m, HOME_HEIGHT - 0.001)
     assert [tuple(c.friction[:2]) for c in data.contact] == [(0.6, 0.6)] * 4
     assert [c.dim for c in data.contact] == [3] * 4
 
@@ -284,7 +286,7 @@ def test_feet_touch_other_ground_geoms():
     box = mujoco.mjtGeom.mjGEOM_BOX
     scene.worldbody.add_geom(type=box, pos=(0.19, 0.0, 0.0), size=(0.05, 0.5, 0.1), contype=1, conaffinity=0)
     m = scene.compile()
-    data = at_home(m, GO1.default_height + 0.0999)
+    data = at_home(m, HOME_HEIGHT + 0.0999)
     found = [data.sensor(f"{leg}_foot_contact").data[0] for leg in LEGS]
     assert found == [1, 1, 0, 0]
 

@@ -19,6 +19,9 @@ from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tasks.velocity.go1_velocity_rough import Go1VelocityRough
 
 Tree = ET.Element
+HOME = GO1.scene().compile().key("home").qpos
+HIP, THIGH, CALF = HOME[7:10]
+"""Joint angles of the first leg in the pose "home", radians."""
 
 
 def written(robot: LeggedRobot, file: Path, change: Callable[[Tree], None] = lambda tree: None) -> str:
@@ -119,34 +122,36 @@ MOTORS = ("dof_armature", "dof_damping", "dof_frictionloss", "actuator_gainprm",
 
 
 def test_an_empty_path_changes_nothing():
-    ours = GO1.scene()
-    assert with_robot(ours, "") is ours
+    built_in = GO1.scene()
+    assert with_robot(built_in, "") is built_in
 
 
 @pytest.mark.parametrize("robot", [GO1, G1], ids=["go1", "g1"])
 def test_the_built_in_robot_from_a_file_equals_the_built_in_robot(robot, tmp_path: Path):
-    ours = robot.scene().compile()
+    built_in = robot.scene().compile()
     own = robot.scene(written(robot, tmp_path / "robot.xml")).compile()
-    assert names(own) == names(ours)
+    assert names(own) == names(built_in)
     for field in (*MOTORS, "jnt_range", "jnt_axis", "key_qpos", "key_ctrl"):
-        assert getattr(own, field) == pytest.approx(getattr(ours, field), rel=1e-5, abs=1e-5), field
-    for link in (ours.body(i).name for i in range(1, ours.nbody)):
+        assert getattr(own, field) == pytest.approx(getattr(built_in, field), rel=1e-5, abs=1e-5), field
+    for link in (built_in.body(i).name for i in range(1, built_in.nbody)):
         for what in ("mass", "pos", "ipos", "inertia", "subtreemass"):
-            assert getattr(own.body(link), what) == pytest.approx(getattr(ours.body(link), what), rel=1e-4, abs=1e-6)
-    assert standing(own, 0.5).qpos == pytest.approx(standing(ours, 0.5).qpos, abs=2e-3)
+            assert getattr(own.body(link), what) == pytest.approx(
+                getattr(built_in.body(link), what), rel=1e-4, abs=1e-6
+            )
+    assert standing(own, 0.5).qpos == pytest.approx(standing(built_in, 0.5).qpos, abs=2e-3)
 
 
 @pytest.mark.parametrize("change", [another_order, other_names, another_scene, feet_on_ankles, fixed_base])
 def test_order_names_actuators_and_sensors_do_not_depend_on_the_file(change, tmp_path: Path):
-    ours = GO1.scene().compile()
+    built_in = GO1.scene().compile()
     own = GO1.scene(written(GO1, tmp_path / "robot.xml", change)).compile()
-    assert names(own) == names(ours)
+    assert names(own) == names(built_in)
     for field in MOTORS:
-        assert (getattr(own, field) == getattr(ours, field)).all(), field
-    assert own.opt.timestep == ours.opt.timestep
+        assert (getattr(own, field) == getattr(built_in, field)).all(), field
+    assert own.opt.timestep == built_in.opt.timestep
     extra = 0.2 if change is feet_on_ankles else 0.0
-    assert own.body_mass.sum() == pytest.approx(ours.body_mass.sum() + extra, rel=1e-5)
-    data, expected = standing(own), standing(ours)
+    assert own.body_mass.sum() == pytest.approx(built_in.body_mass.sum() + extra, rel=1e-5)
+    data, expected = standing(own), standing(built_in)
     assert data.qpos == pytest.approx(expected.qpos, abs=0.01)
     on_feet = [data.sensor(f"{leg}_foot_contact").data[0] for leg in GO1_LEGS]
     assert on_feet == [1.0] * 4
@@ -172,12 +177,11 @@ def test_links_have_the_sizes_and_masses_of_the_file_and_the_robot_stands(tmp_pa
         another_order(tree)
 
     own = GO1.scene(written(GO1, tmp_path / "robot.xml", smaller_in_another_order)).compile()
-    hip, thigh, calf = GO1.default_joint_pos[:3]
-    leg = 0.19 * np.cos(thigh) + 0.18 * np.cos(thigh + calf)
-    home_height = leg * np.cos(hip) + 0.08 * np.sin(hip) + 0.03
+    leg = 0.19 * np.cos(THIGH) + 0.18 * np.cos(THIGH + CALF)
+    home_height = leg * np.cos(HIP) + 0.08 * np.sin(HIP) + 0.03
     assert own.body("trunk").mass[0] == pytest.approx(4.5)
     assert own.joint("RL_thigh_joint").range == pytest.approx((-1.0, 3.0))
-    home = (0.0, 0.0, home_height, 1.0, 0.0, 0.0, 0.0, *GO1.default_joint_pos)
+    home = (0.0, 0.0, home_height, 1.0, 0.0, 0.0, 0.0, *HOME[7:])
     assert own.key("home").qpos == pytest.approx(home, abs=1e-5)
     assert own.site("FR_foot").pos == pytest.approx((0.0, 0.0, -0.18), abs=1e-6)
     data = standing(own)
@@ -190,7 +194,7 @@ def test_links_have_the_sizes_and_masses_of_the_file_and_the_robot_stands(tmp_pa
     }
 
 
-def test_all_colliding_geoms_of_a_humanoids_ankle_are_its_foot_with_our_friction(tmp_path: Path):
+def test_all_colliding_geoms_of_a_humanoids_ankle_are_its_foot_with_the_friction_of_the_scene(tmp_path: Path):
     def thicker_soles(tree: Tree) -> None:
         for side in ("left", "right"):
             link = body(tree, f"{side}_ankle_roll_link")
@@ -201,11 +205,11 @@ def test_all_colliding_geoms_of_a_humanoids_ankle_are_its_foot_with_our_friction
                 ET.SubElement(link, "geom", sole)
 
     own = G1.scene(written(G1, tmp_path / "g1.xml", thicker_soles)).compile()
-    ours = G1.scene().compile()
+    built_in = G1.scene().compile()
     feet = [own.geom(f"{side}_foot_{number}").id for side in ("left", "right") for number in (0, 1)]
     assert sorted(np.flatnonzero(own.geom_priority)) == sorted(feet)
-    assert (own.geom_friction[feet] == ours.geom("left_foot_outer").friction).all()
-    higher = own.key("home").qpos[2] - ours.key("home").qpos[2]
+    assert (own.geom_friction[feet] == built_in.geom("left_foot_outer").friction).all()
+    higher = own.key("home").qpos[2] - built_in.key("home").qpos[2]
     assert higher == pytest.approx(0.035, abs=1e-3)
     data = standing(own, 0.02)
     assert data.sensor("left_foot_position").data[2] == pytest.approx(0.0, abs=2e-3)
@@ -214,15 +218,15 @@ def test_all_colliding_geoms_of_a_humanoids_ankle_are_its_foot_with_our_friction
 
 def test_contact_sensors_distinguish_feet_thighs_and_trunk(tmp_path: Path):
     """The geoms are the same, so both models must report the same contacts in random poses."""
-    ours = GO1.scene().compile()
+    built_in = GO1.scene().compile()
     own = GO1.scene(written(GO1, tmp_path / "robot.xml", other_names)).compile()
     generator, seen = np.random.default_rng(0), set()
-    contacts = [name for name in names(ours)["sensors"] if name.endswith("_contact")]
+    contacts = [name for name in names(built_in)["sensors"] if name.endswith("_contact")]
     for _ in range(100):
         attitude = generator.normal(size=4)
-        angles = generator.uniform(*ours.jnt_range[1:].T)
+        angles = generator.uniform(*built_in.jnt_range[1:].T)
         found = []
-        for model in (ours, own):
+        for model in (built_in, own):
             data = mujoco.MjData(model)
             data.qpos = (0.0, 0.0, 0.1, *(attitude / np.linalg.norm(attitude)), *angles)
             mujoco.mj_forward(model, data)
@@ -264,10 +268,10 @@ def test_meshes_keep_the_pose_of_the_file(tmp_path: Path):
     data = mujoco.MjData(own)
     mujoco.mj_forward(own, data)
     (mesh,) = np.flatnonzero(own.geom_type == mujoco.mjtGeom.mjGEOM_MESH.value)
-    drawn = own.mesh_vert @ data.geom_xmat[mesh].reshape(3, 3).T + data.geom_xpos[mesh] - data.body("trunk").xpos
+    vertices = own.mesh_vert @ data.geom_xmat[mesh].reshape(3, 3).T + data.geom_xpos[mesh] - data.body("trunk").xpos
     # A quarter turn about x.
     expected = corners @ np.array(((1, 0, 0), (0, 0, 1), (0, -1, 0)))
-    assert sorted(map(tuple, drawn.round(5))) == sorted(map(tuple, expected.round(5)))
+    assert sorted(map(tuple, vertices.round(5))) == sorted(map(tuple, expected.round(5)))
 
 
 def test_the_ground_of_the_scene_is_kept(tmp_path: Path):
@@ -277,7 +281,7 @@ def test_the_ground_of_the_scene_is_kept(tmp_path: Path):
     scene.worldbody.add_geom(name="step", type=box, size=(1.0, 1.0, 0.1), contype=1, conaffinity=0)
     own = with_robot(scene, written(GO1, tmp_path / "robot.xml")).compile()
     assert own.geom("step").size == pytest.approx((1.0, 1.0, 0.1))
-    assert own.key("home").qpos[2] == pytest.approx(GO1.default_height, abs=1e-5)
+    assert own.key("home").qpos[2] == pytest.approx(HOME[2], abs=1e-5)
 
 
 def no_foot(tree: Tree) -> None:
@@ -366,9 +370,8 @@ def test_go1_tasks_use_the_robot_of_a_file(kind: type[Go1Velocity], tmp_path: Pa
     file = written(GO1, tmp_path / "go1.xml", taller)
     built_in, own = (RobotEnv(kind(robot=robot, randomize=False), 2) for robot in ("", file))
     assert own.sim.model.body("trunk").mass[0] == pytest.approx(9.5)
-    hip, thigh = GO1.default_joint_pos[:2]
     higher = (own.sim.qpos[:, 2] - built_in.sim.qpos[:, 2]).tolist()
-    assert higher == pytest.approx([0.01 * np.cos(hip) * np.cos(thigh)] * 2, abs=1e-4)
+    assert higher == pytest.approx([0.01 * np.cos(HIP) * np.cos(THIGH)] * 2, abs=1e-4)
 
 
 def test_the_g1_task_uses_the_robot_of_a_file(tmp_path: Path):

@@ -10,8 +10,24 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.robots import shadow_hand
-from paceline.robots.shadow_hand import ACTUATED_JOINTS, COUPLED_JOINTS, CUBE, FINGERS, JOINTS, RANGES, scene
+from paceline.robots.shadow_hand import FINGERS, NUM_ACTUATORS, NUM_JOINTS, scene
 
+FINGER = {"J3": (-0.349, 0.349), "J2": (0.0, 1.571), "J1": (0.0, 1.571), "J0": (0.0, 1.571)}
+RANGES = {
+    "WRJ1": (-0.489, 0.14),
+    "WRJ0": (-0.698, 0.489),
+    **{f"{finger}{number}": limits for finger in ("FF", "MF", "RF") for number, limits in FINGER.items()},
+    **{"LFJ4": (0.0, 0.785)} | {f"LF{number}": limits for number, limits in FINGER.items()},
+    "THJ4": (-1.047, 1.047),
+    "THJ3": (0.0, 1.222),
+    "THJ2": (-0.209, 0.209),
+    "THJ1": (-0.524, 0.524),
+    "THJ0": (-1.571, 0.0),
+}
+"""Published ranges of the joints, radians, in the order of `qpos`."""
+ACTUATED = [name for name in RANGES if name not in ("FFJ0", "MFJ0", "RFJ0", "LFJ0")]
+START = (0.0, -0.39, 0.6)
+"""Initial position of the cube, meters."""
 MASS = 567.0 * 0.06**3
 PALM = 0.5111
 """Height of the surface of the palm, meters."""
@@ -38,7 +54,7 @@ def joint(name: str) -> int:
 
 
 def run(
-    seconds: float, targets: dict[str, float] | None = None, cube: tuple[float, float, float] = CUBE.start
+    seconds: float, targets: dict[str, float] | None = None, cube: tuple[float, float, float] = START
 ) -> mujoco.MjData:
     """Simulate the hand from its flat pose, with the cube starting at a position."""
     data = mujoco.MjData(model())
@@ -58,16 +74,16 @@ def test_it_has_24_joints_20_actuators_4_couplings_and_a_cube():
     m = model()
     assert (m.nq, m.nv, m.nu, m.ntendon, m.nmocap) == (31, 30, 20, 4, 1)
     assert m.opt.timestep == pytest.approx(1 / 120)
-    assert [m.joint(i).name for i in range(m.njnt)] == [*(f"robot0:{name}" for name in JOINTS), "cube"]
-    assert [m.actuator(i).name for i in range(m.nu)] == [f"robot0:A_{name}" for name in ACTUATED_JOINTS]
-    assert set(JOINTS) - set(ACTUATED_JOINTS) == set(COUPLED_JOINTS)
+    assert [m.joint(i).name for i in range(m.njnt)] == [*(f"robot0:{name}" for name in RANGES), "cube"]
+    assert [m.actuator(i).name for i in range(m.nu)] == [f"robot0:A_{name}" for name in ACTUATED]
+    assert (len(RANGES), len(ACTUATED)) == (NUM_JOINTS, NUM_ACTUATORS)
 
 
 def test_joints_and_targets_have_the_published_ranges():
-    m, ranges = model(), dict(zip(JOINTS, RANGES, strict=True))
-    assert m.jnt_range[:24] == pytest.approx(np.array(RANGES))
+    m = model()
+    assert m.jnt_range[:24] == pytest.approx(np.array(list(RANGES.values())))
     assert m.jnt_limited[:24].all()
-    assert m.actuator_ctrlrange == pytest.approx(np.array([ranges[name] for name in ACTUATED_JOINTS]))
+    assert m.actuator_ctrlrange == pytest.approx(np.array([RANGES[name] for name in ACTUATED]))
 
 
 @pytest.mark.parametrize("name", EFFORT_LIMITS)
@@ -140,7 +156,7 @@ def test_the_goal_does_not_collide():
 def test_the_cube_comes_to_rest_on_the_open_hand():
     data = run(3.0)
     x, y, z = data.body("cube").xpos
-    assert (x, y) == pytest.approx(CUBE.start[:2], abs=0.01)
+    assert (x, y) == pytest.approx(START[:2], abs=0.01)
     assert PALM + 0.02 < z < PALM + 0.035
     assert np.abs(data.qvel).max() < 1e-3
 
@@ -221,5 +237,5 @@ def test_the_wheel_is_not_imported():
 
 def test_the_error_for_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shadow_hand, "WHEEL", "gymnasium-robotics-missing")
-    with pytest.raises(UserError, match=r"robotics-missing: pip install 'paceline\[hand\]'"):
+    with pytest.raises(UserError, match=r"robotics-missing, which is not installed: pip install 'paceline\[hand\]'"):
         scene()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.robots.scene import load
-from paceline.robots.terrain import KINDS, Terrain
+from paceline.robots.terrain import CELL, KINDS, PATCH, Terrain
 
 TERRAIN = Terrain(levels=4, border=3.0, seed=1)
 PATCHES = [(level, kind) for kind in range(len(KINDS)) for level in range(TERRAIN.levels)]
@@ -29,7 +29,7 @@ def heights(positions: np.ndarray) -> np.ndarray:
 
 def patch(level: int, kind: int) -> np.ndarray:
     """Return the heights of a patch with its edges, [y, x]."""
-    cells = round(TERRAIN.patch / TERRAIN.cell)
+    cells = round(PATCH / CELL)
     return TERRAIN.heights()[kind * cells : (kind + 1) * cells + 1, level * cells : (level + 1) * cells + 1]
 
 

@@ -1,4 +1,4 @@
-"""docs/add_a_task.md, taken at its word: its files become a package, pip installs it, and its commands are run."""
+"""Follow docs/add_a_task.md: make a package of its files, install it with pip, and run its commands."""
 
 import json
 import re
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
 
 
 def blocks() -> dict[str, str]:
-    """The page's code blocks by title."""
+    """Return the code blocks of the page by title."""
     found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(dict(found)) == len(found), "two blocks with one title"
     return dict(found)
@@ -24,7 +24,7 @@ def blocks() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the page's package is installed, beside our own environment and not in it."""
+    """Install the package of the page into a directory outside of the environment of the tests."""
     source, site = tmp_path_factory.mktemp("my_tasks"), tmp_path_factory.mktemp("site")
     files = {title: text for title, text in blocks().items() if title.endswith((".py", ".toml"))}
     for title, text in files.items():
@@ -42,40 +42,40 @@ def run(*command: str, cwd: Path) -> None:
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
-def paceline(words: list[str], cwd: Path, site: Path | None = None) -> str:
-    done = forked.paceline(*words, cwd=cwd, **({"PYTHONPATH": str(site)} if site else {}))
-    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout}\n{done.stderr}"
+def paceline(argv: list[str], cwd: Path, site: Path | None = None) -> str:
+    done = forked.paceline(*argv, cwd=cwd, **({"PYTHONPATH": str(site)} if site else {}))
+    assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def commands() -> list[list[str]]:
     lines = [line.split() for line in blocks()["try it"].splitlines()]
     assert all(program == "paceline" for program, *_ in lines)
-    return [words for _, *words in lines]
+    return [argv for _, *argv in lines]
 
 
 def test_the_page_shows_listing_and_training():
-    assert [words[0] for words in commands()] == ["tasks", "train", "train"]
+    assert [argv[0] for argv in commands()] == ["tasks", "train", "train"]
 
 
-def test_the_installed_task_is_listed_beside_our_own(site: Path, tmp_path: Path):
+def test_the_installed_task_is_listed_with_the_built_in_tasks(site: Path, tmp_path: Path):
     assert "pendulum" not in paceline(["tasks"], tmp_path)
     listed = paceline(["tasks"], tmp_path, site)
     assert "cartpole" in listed
     assert re.search(r"^ *pendulum +swing a pendulum up", listed, re.MULTILINE)
 
 
-@pytest.mark.parametrize("words", [words for words in commands() if words[0] == "train"], ids=" ".join)
-def test_the_pages_training_commands_run(words: list[str], site: Path, tmp_path: Path):
+@pytest.mark.parametrize("argv", [argv for argv in commands() if argv[0] == "train"], ids=" ".join)
+def test_the_training_commands_of_the_page_run(argv: list[str], site: Path, tmp_path: Path):
     few = ["--num-envs", "4", "--max-iterations", "1", "--gpu-ids", "none", "--run-dir", "run"]
-    paceline([*words, *few], tmp_path, site)
+    paceline([*argv, *few], tmp_path, site)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["task"], result["iterations"]) == ("completed", "pendulum", 1)
 
 
-def test_the_pages_task_can_be_captured(site: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_task_of_the_page_can_be_captured(site: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
     assert "pendulum" in registry.names()
-    happened = run_refusing_syncs(registry.find("pendulum").task())
-    assert happened.truncated >= 1
-    assert happened.terminated >= 1
+    counts = run_refusing_syncs(registry.find("pendulum").task())
+    assert counts.truncated >= 1
+    assert counts.terminated >= 1

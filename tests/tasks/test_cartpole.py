@@ -1,4 +1,4 @@
-"""Cartpole's figures, each worked out by hand."""
+"""Rewards, limits, forces and initial states of cartpole, computed by hand."""
 
 import math
 from dataclasses import replace
@@ -56,13 +56,13 @@ def test_a_step_is_rewarded_for_the_state_it_leads_to():
     env = RobotEnv(Cartpole(), 16, seed=1)
     step = env.step(torch.ones(16, 1))
     _, angle, cart_speed, pole_speed = step.final_obs["policy"].unbind(1)
-    fell = step.terminated.float()
-    expected = 1 - fell - 2 * fell - angle**2 - 0.01 * cart_speed.abs() - 0.005 * pole_speed.abs()
+    terminated = step.terminated.float()
+    expected = 1 - terminated - 2 * terminated - angle**2 - 0.01 * cart_speed.abs() - 0.005 * pole_speed.abs()
     assert torch.allclose(step.reward, expected)
 
 
 @pytest.mark.parametrize("side", [-1.0, 1.0])
-def test_an_episode_ends_beyond_three_metres_or_a_right_angle(side: float):
+def test_an_episode_ends_beyond_three_meters_or_a_right_angle(side: float):
     upright, out = (side * 2.999, 0.0, 0.0, 0.0), (side * 3.001, 0.0, 0.0, 0.0)
     tilted, down = (0.0, side * 1.57, 0.0, 0.0), (0.0, side * 1.5709, 0.0, 0.0)
     ended = Cartpole().terminated(state_at(upright, out, tilted, down))
@@ -86,7 +86,7 @@ def test_an_action_of_one_pushes_with_a_hundred_newtons_and_no_more(action: floa
     data.ctrl[:] = task.control(pushed)[0].numpy()
     mujoco.mj_forward(model, data)
     assert data.qfrc_actuator.tolist() == pytest.approx([newtons, 0.0])
-    # Newton's law for cart (1 kg) and pole (0.5 kg, its centre half a metre up, which swings back as the cart goes).
+    # Newton's law for cart (1 kg) and pole (0.5 kg, its center half a meter up, which swings back as the cart moves).
     cart, pole = data.qacc
     assert 1.0 * cart + 0.5 * (cart + 0.5 * pole) == pytest.approx(newtons)
 
@@ -124,7 +124,7 @@ def test_observations_are_positions_and_speeds():
 
 
 def balance(obs: Tensor) -> Tensor:
-    """A feedback law with gains found by hand."""
+    """Return actions of a feedback law with gains found by hand."""
     return (obs * torch.tensor([0.1, 1.5, 0.2, 0.3])).sum(1, keepdim=True)
 
 
@@ -143,6 +143,6 @@ def test_a_simple_feedback_law_earns_nearly_the_whole_reward():
     assert log["return"].max() < 300.0
 
 
-def test_the_settings_it_trains_with_are_valid():
+def test_the_training_settings_are_valid():
     assert ENTRY.task is Cartpole
     PpoSettings.from_training(ENTRY.training).check()

@@ -60,11 +60,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def trained(words: list[str]) -> dict[str, Any]:
-    order = arguments.parse(words)
-    run = order.run or RunDir(order.arguments.run_dir)
-    newest = checkpoint.newest(run.checkpoints) if order.run else None
-    return train(order.config, run, Console(quiet=True), newest)
+def trained(argv: list[str]) -> dict[str, Any]:
+    command = arguments.parse(argv)
+    run = command.run or RunDir(command.arguments.run_dir)
+    newest = checkpoint.newest(run.checkpoints) if command.run else None
+    return train(command.config, run, Console(quiet=True), newest)
 
 
 def test_a_run_with_nested_options_is_trained_resumed_and_opened(run: Path):

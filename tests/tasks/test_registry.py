@@ -1,4 +1,4 @@
-"""Finding tasks by name, our own and those of other packages."""
+"""Find tasks by name: built-in ones and those of other packages."""
 
 import dataclasses
 import sys
@@ -13,7 +13,7 @@ from paceline.tasks.cartpole import ENTRY
 
 
 def installed(site: Path, monkeypatch: pytest.MonkeyPatch, **tasks: str) -> None:
-    """A package on the path that registers these tasks."""
+    """Put a package on the path that registers these tasks."""
     info = site / "other-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
@@ -23,7 +23,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch, **tasks: str) -> None
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_every_task_has_options_with_defaults_and_settings_that_are_allowed(name: str):
+def test_every_task_has_options_with_defaults_and_valid_settings_for_all_learners(name: str):
     entry = registry.find(name)
     assert dataclasses.is_dataclass(entry.task)
     task = entry.task()
@@ -31,10 +31,11 @@ def test_every_task_has_options_with_defaults_and_settings_that_are_allowed(name
         task.episode_seconds = 1.0  # pyright: ignore[reportAttributeAccessIssue]
     assert entry.summary
     assert "\n" not in entry.summary
-    LEARNERS["ppo"].settings.from_training(entry.training).check()
+    for learner in LEARNERS.values():
+        learner.settings.from_training(entry.training).check()
 
 
-def test_an_unknown_task_is_answered_with_the_nearest():
+def test_the_error_for_an_unknown_task_has_the_nearest_name():
     with pytest.raises(UserError, match="unknown task 'cartpol': did you mean 'cartpole'"):
         registry.find("cartpol")
 
@@ -45,7 +46,7 @@ def test_tasks_of_other_packages_are_found(tmp_path: Path, monkeypatch: pytest.M
     assert registry.find("other") is ENTRY
 
 
-def test_an_entry_point_that_is_no_task_entry_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_error_for_an_entry_point_that_is_no_task_entry_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     installed(tmp_path, monkeypatch, other="paceline.tasks.cartpole:Cartpole")
     with pytest.raises(UserError, match=r"'other' \(paceline.tasks.cartpole:Cartpole\) is not a TaskEntry but type"):
         registry.find("other")
@@ -77,22 +78,22 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize("fault", ENTRIES)
-def test_an_entry_that_cannot_be_trained_is_refused(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    code, said = ENTRIES[fault]
+def test_an_invalid_entry_is_rejected(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code, message = ENTRIES[fault]
     (tmp_path / "wrong_entry.py").write_text(HEAD + code)
     monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
     installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
-    with pytest.raises(UserError, match=rf"task 'other' \(wrong_entry:ENTRY\): {said}"):
+    with pytest.raises(UserError, match=rf"task 'other' \(wrong_entry:ENTRY\): {message}"):
         registry.find("other")
 
 
-def test_a_subclass_without_options_of_its_own_needs_no_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_subclass_without_new_options_needs_no_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "wrong_entry.py").write_text(HEAD + "class T(Cartpole): ...\nENTRY = TaskEntry(T, '')")
     monkeypatch.delitem(sys.modules, "wrong_entry", raising=False)
     installed(tmp_path, monkeypatch, other="wrong_entry:ENTRY")
     assert registry.find("other").task().num_actions == 1
 
 
-def test_another_package_cannot_replace_our_own_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_package_cannot_replace_a_built_in_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     installed(tmp_path, monkeypatch, cartpole="json:JSONDecoder")
     assert registry.find("cartpole") is ENTRY

@@ -77,9 +77,9 @@ class Task:
     # Required.
 
     episode_seconds: float
-    """Time limit of an episode."""
+    """Time limit of an episode, s; above 0."""
     decimation: int
-    """Number of physics steps per control step."""
+    """Number of physics steps per control step, at least 1."""
     num_actions: int
     """Width of an action."""
     num_reset_samples: int

@@ -14,6 +14,8 @@ Number = TypeVar("Number", float, Tensor)
 KINDS = ("waves", "roughness", "slopes", "stairs down", "stairs up", "blocks")
 """Stairs and slopes are named as seen from the middle. Slopes go down in even levels and up in odd levels."""
 
+CELL, PATCH = 0.1, 8.0
+"""Distance between two points of the height field, and width of a patch, meters."""
 # Lengths in cells: the width of a patch; the distances from its middle, along x or y, at which the start area ends,
 # at which the full height begins, and beyond which every patch has height zero, so that patches join; a stair's depth.
 _CELLS = 80
@@ -26,16 +28,9 @@ class Terrain:
     """A grid of patches with its middle at the origin: levels along x, kinds along y. A flat border surrounds it."""
 
     levels: int = 10
-    cell: float = 0.1
-    """Distance between two points of the height field, meters. A patch is 80 cells wide."""
     border: float = 20.0
     """Width of the flat border, meters."""
     seed: int = 0
-
-    @property
-    def patch(self) -> float:
-        """Width of a patch, meters."""
-        return _CELLS * self.cell
 
     @property
     def points(self) -> tuple[int, int]:
@@ -45,11 +40,11 @@ class Terrain:
     @property
     def size(self) -> tuple[float, float]:
         """Half of the extent of all patches along x and y, meters."""
-        return 0.5 * self.levels * self.patch, 0.5 * len(KINDS) * self.patch
+        return 0.5 * self.levels * PATCH, 0.5 * len(KINDS) * PATCH
 
     def middle(self, level: Number, kind: Number) -> tuple[Number, Number]:
         """Return x and y of the middle of a patch, where robots start, in meters."""
-        return (level + 0.5) * self.patch - self.size[0], (kind + 0.5) * self.patch - self.size[1]
+        return (level + 0.5) * PATCH - self.size[0], (kind + 0.5) * PATCH - self.size[1]
 
     def heights(self) -> np.ndarray:
         """Return the heights in meters, float32 [y, x], read-only."""
@@ -61,31 +56,25 @@ class Terrain:
         heights, (x, y), (rows, columns) = self.heights(), self.size, self.points
         lowest, highest = float(heights.min()), float(heights.max())
         # The compiler normalizes the data to [0, 1]; the third size restores the range.
-        scene.add_hfield(
-            name="terrain",
-            nrow=rows,
-            ncol=columns,
-            size=(x, y, highest - lowest, 1.0),
-            userdata=heights.ravel().tolist(),
-        )
-        _add_material(scene)
+        size = (x, y, highest - lowest, 1.0)
+        scene.add_hfield(name="terrain", nrow=rows, ncol=columns, size=size, userdata=heights.ravel().tolist())
+        # Darker tiles make steps visible.
+        tiles = scene.texture("tiles")
+        tiles.rgb1, tiles.rgb2, scene.material("tiles").specular = (0.66, 0.6, 0.5), (0.6, 0.545, 0.455), 0.0
         # Slopes have dark specks where the shadow map ends; this moves its end far from the robot.
         scene.visual.map.shadowclip = 3.0
-        ground = {"material": "earth", "contype": 1, "conaffinity": 0}
-        scene.worldbody.add_geom(
-            name="terrain", type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="terrain", pos=(0.0, 0.0, lowest), **ground
-        )
+        ground = {"material": "tiles", "contype": 1, "conaffinity": 0}
+        field, box = mujoco.mjtGeom.mjGEOM_HFIELD, mujoco.mjtGeom.mjGEOM_BOX
+        scene.worldbody.add_geom(name="terrain", type=field, hfieldname="terrain", pos=(0.0, 0.0, lowest), **ground)
         half, long = 0.5 * self.border, x + self.border
         sides = {
-            "east": ((x + half, 0.0), (half, y)),
-            "west": ((-x - half, 0.0), (half, y)),
-            "north": ((0.0, y + half), (long, half)),
-            "south": ((0.0, -y - half), (long, half)),
+            "east": ((x + half, 0.0, -0.5), (half, y, 0.5)),
+            "west": ((-x - half, 0.0, -0.5), (half, y, 0.5)),
+            "north": ((0.0, y + half, -0.5), (long, half, 0.5)),
+            "south": ((0.0, -y - half, -0.5), (long, half, 0.5)),
         }
         for name, (center, size) in sides.items():
-            scene.worldbody.add_geom(
-                name=name, type=mujoco.mjtGeom.mjGEOM_BOX, pos=(*center, -0.5), size=(*size, 0.5), **ground
-            )
+            scene.worldbody.add_geom(name=name, type=box, pos=center, size=size, **ground)
 
     def height_at(self, heights: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return the height of the ground in meters, in the shape of `x` and `y`.
@@ -94,7 +83,7 @@ class Terrain:
         the triangles that the engines use for collisions. Beyond the patches, the height at the edge is returned.
         """
         rows, columns = self.points
-        across, along = (x + self.size[0]) / self.cell, (y + self.size[1]) / self.cell
+        across, along = (x + self.size[0]) / CELL, (y + self.size[1]) / CELL
         # The indices are clamped as integers, so that they are valid for NaN too.
         column, row = across.long().clamp(0, columns - 2), along.long().clamp(0, rows - 2)
         u, v = (across - column).clamp(0.0, 1.0), (along - row).clamp(0.0, 1.0)
@@ -103,21 +92,6 @@ class Terrain:
         # The diagonal of each cell goes from its corner of smallest x and y to the opposite corner.
         beside = table[corner + torch.where(u > v, 1, columns)]
         return near + torch.maximum(u, v) * (beside - near) + torch.minimum(u, v) * (far - beside)
-
-
-def _add_material(scene: mujoco.MjSpec) -> None:
-    """Add a checkered material that is darker than the floor, so that steps are visible."""
-    scene.add_texture(
-        name="earth",
-        type=mujoco.mjtTexture.mjTEXTURE_2D,
-        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-        rgb1=(0.66, 0.6, 0.5),
-        rgb2=(0.6, 0.545, 0.455),
-        width=64,
-        height=64,
-    )
-    earth = scene.add_material(name="earth", texuniform=True, specular=0.0)
-    earth.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "earth"
 
 
 @cache
@@ -147,7 +121,7 @@ def _patch(kind: str, level: int, terrain: Terrain, random: np.random.Generator)
         case "roughness":
             return (0.01 + 0.08 * difficulty) * fade * _rough(random)
         case "slopes":
-            return (0.05 + 0.45 * difficulty) * terrain.cell * to_edge * (-1.0) ** level
+            return (0.05 + 0.45 * difficulty) * CELL * to_edge * (-1.0) ** level
         case "stairs down":
             return (0.03 + 0.13 * difficulty) * (to_edge // _STAIR)
         case "stairs up":

@@ -1,7 +1,7 @@
 """Balance a pole on a cart that is pushed left and right."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mujoco
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
+from paceline.robots.scene import load
 from paceline.tasks.registry import TaskEntry
 from paceline.validation import PhysicsRate, Positive, check_options
 
@@ -17,16 +18,11 @@ from paceline.validation import PhysicsRate, Positive, check_options
 class CartpoleRewards:
     """Weights of the reward terms, per control step."""
 
-    alive: float = 1.0
-    """Reward for every step that does not end the episode."""
-    termination: float = -2.0
-    """Reward for the step that ends the episode before the time limit."""
-    pole_angle: float = -1.0
-    """Weight of the squared angle of the pole, rad^2."""
-    cart_vel: float = -0.01
-    """Weight of the speed of the cart, m/s."""
-    pole_vel: float = -0.005
-    """Weight of the angular speed of the pole, rad/s."""
+    alive: float = 1.0  # Reward for every step that does not end the episode.
+    termination: float = -2.0  # Reward for the step that ends the episode before the time limit.
+    pole_angle: float = -1.0  # Weight of the squared angle of the pole, rad^2.
+    cart_vel: float = -0.01  # Weight of the speed of the cart, m/s.
+    pole_vel: float = -0.005  # Weight of the angular speed of the pole, rad/s.
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,7 @@ class Cartpole(Task):
     """Rewards and limits of Isaac Lab's Isaac-Cartpole-Direct-v0. The angle of an upright pole is zero."""
 
     episode_seconds: float = 5.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     max_force: Positive = 100.0
@@ -47,7 +41,7 @@ class Cartpole(Task):
     """Maximum angle of the pole at the start of an episode, rad; above 0."""
     max_pole_angle: Positive = 0.5 * math.pi
     """Maximum angle of the pole, rad; above 0. Beyond it the episode ends."""
-    rewards: CartpoleRewards = field(default_factory=CartpoleRewards)
+    rewards: CartpoleRewards = CartpoleRewards()
 
     num_actions = 1
     num_reset_samples = 1
@@ -56,34 +50,10 @@ class Cartpole(Task):
         check_options(self)
 
     def model(self) -> mujoco.MjModel:
-        return mujoco.MjModel.from_xml_string(f"""
-        <mujoco model="cartpole">
-          <option timestep="{1.0 / self.physics_hz!r}" integrator="Euler"><flag constraint="disable"/></option>
-          <visual>
-            <headlight ambient=".4 .4 .4" diffuse=".3 .3 .3" specular=".1 .1 .1"/>
-            <global offwidth="1280" offheight="720"/>
-          </visual>
-          <asset>
-            <texture name="sky" type="skybox" builtin="gradient" rgb1=".5 .7 .9" rgb2="1 1 1" width="64" height="384"/>
-            <texture name="tiles" type="2d" builtin="checker" rgb1=".9 .9 .9" rgb2=".8 .83 .86" width="64" height="64"/>
-            <material name="tiles" texture="tiles" texuniform="true"/>
-          </asset>
-          <worldbody>
-            <light directional="true" pos="0 0 5" dir="-.25 .45 -1" diffuse=".65 .65 .65" specular=".1 .1 .1"/>
-            <camera name="track" pos="0 -5.6 3.1" xyaxes="1 0 0 0 .17 1" fovy="47"/>
-            <geom name="floor" type="plane" pos="0 0 1.2" size="12 12 1" material="tiles" contype="0" conaffinity="0"/>
-            <geom name="rail" type="capsule" fromto="-4 0 2 4 0 2" size=".03" rgba=".5 .55 .6 1"/>
-            <body name="cart" pos="0 0 2">
-              <joint name="slider" type="slide" axis="1 0 0"/>
-              <geom name="cart" type="box" size=".2 .15 .1" mass="1" rgba=".15 .35 .6 1"/>
-              <body name="pole">
-                <joint name="hinge" type="hinge" axis="0 1 0"/>
-                <geom name="pole" type="capsule" fromto="0 0 0 0 0 1" size=".045" mass=".5" rgba=".9 .45 .1 1"/>
-              </body>
-            </body>
-          </worldbody>
-          <actuator><motor joint="slider" gear="{self.max_force!r}" ctrlrange="-1 1"/></actuator>
-        </mujoco>""")
+        spec = load("cartpole")
+        spec.option.timestep = 1.0 / self.physics_hz
+        spec.actuators[0].gear[0] = self.max_force
+        return spec.compile()
 
     def control(self, state: EnvState) -> Tensor:
         return state.action.clamp(-1.0, 1.0)
@@ -140,5 +110,4 @@ ENTRY = TaskEntry(
         },
     ),
     max_iterations=120,
-    cpu_envs=256,
 )

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from multiprocessing import resource_tracker, util
-from multiprocessing.connection import Connection
 from typing import Any, Literal, cast
-
-import torch
 
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
 from paceline.env.training_settings import TrainingSettings
@@ -21,8 +18,6 @@ from paceline.errors import UserError, one_line
 from paceline.process.interrupts import SIGNALS
 from paceline.tasks.registry import EnvEntry
 from paceline.validation import parse_yaml
-
-_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ def entry(name: str) -> EnvEntry:
         summary=f"{name} of Gymnasium",
         engine="gymnasium",
         make=partial(_make, name),
-        drawn=partial(_make, name, render_mode="rgb_array"),
+        make_renderable=partial(_make, name, render_mode="rgb_array"),
         # Actions from -1 to 1 span the whole range, so a smaller action noise explores it. With few envs an adaptive
         # learning rate grows too large, and the policy collapses.
         training=TrainingSettings(
@@ -81,15 +76,7 @@ def entry(name: str) -> EnvEntry:
     )
 
 
-def _make(
-    name: str,
-    options: Gymnasium,
-    num_envs: int,
-    device: torch.device,
-    seed: int,
-    first_env: int,
-    render_mode: str | None = None,
-) -> GymnasiumEnv:
+def _make(name: str, options: Gymnasium, num_envs: int, render_mode: str | None = None, **placed: Any) -> GymnasiumEnv:
     import gymnasium
     from gymnasium.vector import AutoresetMode
 
@@ -101,22 +88,20 @@ def _make(
     if mode != "vector_entry_point":
         # The checker is for authors of environments and doubles the time of a step.
         keywords = {"disable_env_checker": True, "max_episode_steps": time_limit(spec) or EPISODE_STEPS} | keywords
-        vector: dict[str, Any] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
+        keywords["vector_kwargs"] = {"autoreset_mode": AutoresetMode[options.autoreset.upper()]}
         if mode == "async":
-            from paceline.env.gymnasium_worker import run_worker
-
-            vector |= {"context": _fork_server(spec), "worker": run_worker}
-        keywords["vector_kwargs"] = vector
+            keywords["vector_kwargs"] |= _process_arguments(spec)
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} registers no vector environment; use sync or async")
     try:
-        with _imports_as_here(), _signals_blocked():
+        with _starting_processes():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
         if mode == "async":
             # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them. They end when their
             # pipes are closed.
-            util.Finalize(None, _close_pipes, args=(cast("Any", envs).parent_pipes,), exitpriority=0)
-        return GymnasiumEnv(envs, device, seed, first_env)
+            for pipe in cast("Any", envs).parent_pipes:
+                util.Finalize(None, pipe.close, exitpriority=0)
+        return GymnasiumEnv(envs, **placed)
     except UserError:
         raise
     except Exception as error:
@@ -125,20 +110,15 @@ def _make(
         raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {one_line(error)}") from error
 
 
-def _close_pipes(pipes: list[Connection]) -> None:
-    for pipe in pipes:
-        pipe.close()
-
-
 def _spec(name: str) -> Any:
     try:
         import gymnasium
     except ModuleNotFoundError:
         raise UserError(f"gymnasium:{name} needs Gymnasium: pip install 'paceline[gymnasium]'") from None
     module, _, known = name.rpartition(":")
-    if module:
-        _import(module, name)
     try:
+        if module:
+            import_module(module)
         return gymnasium.spec(known)
     except gymnasium.error.Error:
         near = difflib.get_close_matches(known, gymnasium.registry, n=1)
@@ -147,11 +127,6 @@ def _spec(name: str) -> Any:
             f"Gymnasium has no environment {known!r}: {hint}gymnasium.pprint_registry() lists them; "
             "for another package use gymnasium:MODULE:ID, where importing MODULE registers the environment"
         ) from None
-
-
-def _import(module: str, name: str) -> None:
-    try:
-        import_module(module)
     except (Exception, SystemExit) as error:
         # Modules raise their own errors, and some end the process.
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
@@ -162,39 +137,30 @@ def _import(module: str, name: str) -> None:
         ) from error
 
 
-def _fork_server(spec: Any) -> str:
-    """Return the start method of env processes, which is to fork them from a process without threads. This process has
-    threads, and an env that is forked while one of them holds a lock would wait forever."""
+def _process_arguments(spec: Any) -> dict[str, Any]:
+    """Return the arguments of Gymnasium's async vector env. Its processes are forked from a process without threads:
+    this process has threads, and an env that is forked while one of them holds a lock would wait forever."""
+    from paceline.env.gymnasium_worker import run_worker
+
     # Imported once in the fork server, not in every env.
     place = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
-    worker = "paceline.env.gymnasium_worker"
-    multiprocessing.set_forkserver_preload(["gymnasium", worker, *filter(None, [place.split(":")[0]])])
-    return "forkserver"
+    modules = ["gymnasium", run_worker.__module__, place.split(":")[0]]
+    multiprocessing.set_forkserver_preload([module for module in modules if module])
+    return {"context": "forkserver", "worker": run_worker}
 
 
 @contextmanager
-def _imports_as_here() -> Iterator[None]:
-    """Keep the current directory out of `sys.path` of the processes that are started inside."""
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block `interrupts.SIGNALS` in the processes that are started inside: the fork server and Python's resource
-    tracker. Only the trainer handles signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+def _starting_processes() -> Iterator[None]:
+    """Start processes, which are the fork server and Python's resource tracker, with `interrupts.SIGNALS` blocked,
+    because only the trainer handles signals, and without the current directory in `sys.path`."""
+    mask, safe_path = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS), os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
         # Starting the resource tracker unblocks SIGINT and SIGTERM.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Python ignores an empty value.
+        os.environ["PYTHONSAFEPATH"] = safe_path
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

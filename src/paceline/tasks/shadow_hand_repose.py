@@ -1,7 +1,7 @@
 """A hand turns a cube on its palm to one goal rotation after the other."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import mujoco
@@ -16,7 +16,7 @@ from paceline.tasks.registry import TaskEntry
 from paceline.tensors import rotations
 from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval, check_options
 
-_JOINTS = len(shadow_hand.JOINTS)
+_JOINTS = shadow_hand.NUM_JOINTS
 # Columns of the cube in `qpos` and `qvel`, after the joints of the hand.
 _CUBE_POS, _CUBE_ROTATION = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None)
 _CUBE_VEL = slice(_JOINTS, _JOINTS + 3)
@@ -28,16 +28,11 @@ _DROP_HEIGHT = 0.04
 class ShadowHandRewards:
     """Weights of the reward terms. All are multiplied by reward-scale."""
 
-    distance: float = -10.0
-    """Weight of the distance of the cube from its place on the palm, m."""
-    rotation: float = 1.0
-    """Weight of 1 / (a + 0.1) for the angle a between the cube and its goal, rad."""
-    action: float = -2e-4
-    """Weight of the sum of squared actions."""
-    success: float = 250.0
-    """Reward for a goal that is reached."""
-    fall: float = 0.0
-    """Reward for a fall of the cube."""
+    distance: float = -10.0  # Weight of the distance of the cube from its place on the palm, m.
+    rotation: float = 1.0  # Weight of 1 / (a + 0.1) for the angle a between the cube and its goal, rad.
+    action: float = -2e-4  # Weight of the sum of squared actions.
+    success: float = 250.0  # Reward for a goal that is reached.
+    fall: float = 0.0  # Reward for a fall of the cube.
 
 
 @dataclass(frozen=True)
@@ -45,9 +40,7 @@ class ShadowHandRepose(Task):
     """Observations, rewards and limits of Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
 
     episode_seconds: float = 10.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     policy_observations: Literal["state", "fingertips"] = "state"
@@ -67,9 +60,9 @@ class ShadowHandRepose(Task):
     """Maximum offset of the initial position of the cube along each axis, m; at least 0."""
     reset_joint_pos_noise: UnitInterval = 0.2
     """Fraction of the joint ranges from which the initial joint angles are sampled, 0 to 1."""
-    rewards: ShadowHandRewards = field(default_factory=ShadowHandRewards)
+    rewards: ShadowHandRewards = ShadowHandRewards()
 
-    num_actions = len(shadow_hand.ACTUATED_JOINTS)
+    num_actions = shadow_hand.NUM_ACTUATORS
     num_reset_samples = 3 + 2 + 2 + _JOINTS
     num_step_samples = 2
 
@@ -80,17 +73,18 @@ class ShadowHandRepose(Task):
         return shadow_hand.scene(self.physics_hz).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
-        ranges = dict(zip(shadow_hand.JOINTS, shadow_hand.RANGES, strict=True))
-        motors = [ranges[joint] for joint in shadow_hand.ACTUATED_JOINTS]
-        x, y, z = shadow_hand.CUBE.start
-        return {
-            "min_joint_pos": tuple(low for low, _ in ranges.values()),
-            "joint_range": tuple(high - low for low, high in ranges.values()),
-            "target_center": tuple(0.5 * (low + high) for low, high in motors),
-            "target_half_range": tuple(0.5 * (high - low) for low, high in motors),
-            "initial_cube_pos": (x, y, z),
-            "in_hand_pos": (x, y, z - _DROP_HEIGHT),
+        model = self.model()
+        (low, high), (min_target, max_target) = model.jnt_range[:_JOINTS].T, model.actuator_ctrlrange.T
+        start = model.body("cube").pos
+        rows = {
+            "min_joint_pos": low,
+            "joint_range": high - low,
+            "target_center": 0.5 * (min_target + max_target),
+            "target_half_range": 0.5 * (max_target - min_target),
+            "initial_cube_pos": start,
+            "in_hand_pos": start - (0.0, 0.0, _DROP_HEIGHT),
         }
+        return {name: tuple(row.tolist()) for name, row in rows.items()}
 
     def state_spec(self) -> dict[str, int]:
         # Goal rotation, angle from cube to goal in rad, whether the latest control step reached the goal, and the
@@ -100,14 +94,9 @@ class ShadowHandRepose(Task):
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         position, rotation, goal, joint_pos = uniform.split((3, 2, 2, _JOINTS), dim=1)
         row = state.constants
-        qpos = torch.cat(
-            (
-                self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"]),
-                row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0),
-                _random_rotation(rotation),
-            ),
-            dim=1,
-        )
+        joint_pos = self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"])
+        position = row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0)
+        qpos = torch.cat((joint_pos, position, _random_rotation(rotation)), dim=1)
         task_state = {"goal": _random_rotation(goal), "successes": torch.zeros_like(uniform[:, :1])}
         return ResetState(qpos, torch.zeros_like(state.qvel), task_state)
 
@@ -196,23 +185,15 @@ def _fingertips(state: EnvState, kind: str) -> Tensor:
     return state.sim.sensordata[:, state.sensors[f"{first}_{kind}"].start : state.sensors[f"{last}_{kind}"].stop]
 
 
+_OVERRIDES = {
+    "rl_games": {"bounds_loss_coef": 1e-4, "critic_coef": 4.0, "entropy_coef": 0.0, "schedule_type": "standard"},
+    "skrl": {"entropy_loss_scale": 0.0},
+}
 ENTRY = TaskEntry(
     ShadowHandRepose,
     summary="a Shadow Hand turns a cube on its palm to one given rotation after another",
     training=TrainingSettings(
-        horizon=16,
-        hidden_layers=(512, 256, 128),
-        learning_rate=5e-4,
-        desired_kl=0.016,
-        overrides={
-            "rl_games": {
-                "bounds_loss_coef": 1e-4,
-                "critic_coef": 4.0,
-                "entropy_coef": 0.0,
-                "schedule_type": "standard",
-            },
-            "skrl": {"entropy_loss_scale": 0.0},
-        },
+        horizon=16, hidden_layers=(512, 256, 128), learning_rate=5e-4, desired_kl=0.016, overrides=_OVERRIDES
     ),
     max_iterations=3000,
     cpu_envs=512,

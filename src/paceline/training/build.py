@@ -23,7 +23,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
-from paceline.tasks.registry import TaskEntry
+from paceline.tasks.registry import EnvEntry
 from paceline.validation import from_dict, shown
 
 
@@ -39,7 +39,7 @@ def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
     settings = settings_of(config.learner, defaults | config.settings)
     settings.check()
     task = _task(config)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         check_timing(task)
     return dataclasses.replace(config, env=dataclasses.asdict(task), settings=dataclasses.asdict(settings)), settings
 
@@ -66,18 +66,18 @@ def make_env(
     task = task.for_evaluation() if for_evaluation and isinstance(task, Task) else task
     placed = {"num_envs": len(envs), "device": rank.device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, rank.device)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         return RobotEnv(task, engine=config.engine, threads=rank.cores, **placed)
-    make = entry.drawn if renderable else entry.make
+    make = entry.make_renderable if renderable else entry.make
     if make is None:
-        raise UserError(f"task {config.task!r} cannot be drawn: its EnvEntry has no `drawn`")
+        raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`")
     return make(task, **placed)
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
     """Return the physics engine of a run."""
     entry = registry.find(config.task)
-    if isinstance(entry, TaskEntry):
+    if not isinstance(entry, EnvEntry):
         return choose_engine(config.engine, device)
     if config.engine not in ("auto", entry.engine):
         raise UserError(f"--engine {config.engine}: {config.task} has an engine of its own; leave --engine out")

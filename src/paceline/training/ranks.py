@@ -54,7 +54,8 @@ def _fingerprint(config: TrainConfig) -> dict[str, str]:
     """Return what must be equal on all ranks of a run, by name: versions, settings and code."""
     found = {f"version of {package}": number for package, number in versions().items()}
     found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
-    found["code of paceline"] = _digest(sorted(Path(__file__).parents[1].rglob("*.py")))
+    package = Path(__file__).parents[1]
+    found["code of paceline"] = _digest(sorted((*package.rglob("*.py"), *package.rglob("*.xml"))))
     robot = config.env.get("robot")
     # An option of another package's task may have this name and another meaning.
     if isinstance(robot, str) and os.path.isfile(robot):

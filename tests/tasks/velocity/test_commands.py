@@ -1,4 +1,4 @@
-"""The command that a step is rewarded for is the one that the policy acted on."""
+"""The reward of a step depends on the command that the policy observed before the step."""
 
 from typing import cast
 
@@ -17,17 +17,17 @@ VELOCITY_TASKS = [name for name in registry.names() if issubclass(registry.find(
 
 
 def commands(obs: dict[str, Tensor], task: VelocityTask) -> Tensor:
-    """The command in an observation of the critic, which is not noisy, [env, 3]."""
+    """Return the command in an observation of the critic, which has no noise, [env, 3]."""
     sensed = 9 + 2 * task.num_actions
     return obs["critic"][:, sensed : sensed + 3]
 
 
-def test_all_velocity_tasks_are_here():
+def test_all_velocity_tasks_are_tested():
     assert VELOCITY_TASKS == ["g1-velocity", "go1-velocity", "go1-velocity-rough"]
 
 
 @pytest.mark.parametrize("name", VELOCITY_TASKS)
-def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw(
+def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_observed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):
     kind, used = cast("type[VelocityTask]", registry.find(name).task), list[Tensor]()
@@ -41,11 +41,11 @@ def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw
     # New commands every fifth step on average, and episodes that end on the way.
     task = kind(command_seconds=0.1, standing_fraction=0.0, episode_seconds=0.8)
     env = RobotEnv(task, ENVS)
-    seen, changed = env.reset(), 0
+    obs, changed = env.reset(), 0
     error = env.log_names.index("measure/turn_error")
     before = torch.zeros(ENVS)
     for _ in range(STEPS):
-        command = commands(seen, task)
+        command = commands(obs, task)
         step = env.step(torch.zeros(ENVS, env.num_actions))
         assert torch.equal(used[-1], command)
         assert torch.equal(commands(step.final_obs, task), command)
@@ -54,7 +54,7 @@ def test_reward_metrics_and_last_observation_use_the_command_that_the_policy_saw
         torch.testing.assert_close(total - before, turn_error, atol=1e-4, rtol=1e-4)
         done = step.terminated | step.truncated
         changed += int(((commands(step.obs, task) != command).any(1) & ~done).sum())
-        before, seen = total.masked_fill(done, 0.0), step.obs
+        before, obs = total.masked_fill(done, 0.0), step.obs
     assert changed > ENVS * STEPS / 10
 
 

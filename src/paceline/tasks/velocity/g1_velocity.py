@@ -1,9 +1,8 @@
 """A humanoid follows a commanded velocity over flat ground."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import mujoco
 import torch
 from torch import Tensor
 
@@ -14,55 +13,33 @@ from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity.velocity_task import Fraction, VelocityTask, num_samples
 from paceline.validation import Positive
 
-# Weight of each joint in the reward term `posture`: small for the joints that walk, larger for all others.
+# Weight of each joint in the reward term `posture`: small for the joints that walk, 0.5 for those that are not here.
 _POSTURE = {"hip_pitch": 0.02, "knee": 0.02, "ankle_pitch": 0.02, "ankle_roll": 0.2, "wrist": 0.1, "elbow": 0.2}
-_POSTURE_OTHERS = 0.5
 _SWING_HEIGHT = 0.08
 """Height of a foot in the middle of its swing, m."""
-
-
-def _posture_weight(name: str) -> float:
-    return next((weight for part, weight in _POSTURE.items() if part in name), _POSTURE_OTHERS)
 
 
 @dataclass(frozen=True)
 class G1Rewards:
     """Weights of the reward terms. All but `termination` are multiplied by the duration of a control step."""
 
-    track_lin_vel: float = 2.0
-    """Weight of exp(-4 e) for the squared error e of the horizontal velocity, (m/s)^2."""
-    track_ang_vel: float = 1.0
-    """Weight of exp(-4 e) for the squared error e of the yaw rate, (rad/s)^2."""
-    feet_height: float = 1.0
-    """Weight of exp(-100 e) for the squared distance e of the feet from the heights of the gait, m^2."""
-    feet_contact: float = 0.25
-    """Weight of the number of feet that touch the ground if and only if they are in stance."""
-    alive: float = 1.0
-    """Reward for every step."""
-    lin_vel_z: float = -1.0
-    """Weight of the squared vertical velocity of the pelvis, (m/s)^2."""
-    ang_vel_xy: float = -0.05
-    """Weight of the squared roll and pitch rates of the pelvis, (rad/s)^2."""
-    flat_orientation: float = -2.0
-    """Weight of the squared sine of the pelvis's tilt."""
-    base_height: float = -10.0
-    """Weight of the squared distance of the pelvis from its default height, m^2."""
-    posture: float = -1.0
-    """Weight of the weighted sum of squared distances from the default joint angles, rad^2."""
-    stand_still: float = -0.5
-    """Weight of the sum of squared distances from the default joint angles, rad^2, while the command is to stand."""
-    joint_limits: float = -2.0
-    """Weight of the sum of angles beyond 95% of the joint ranges, rad."""
-    joint_torque: float = -1e-5
-    """Weight of the sum of squared joint torques, (N m)^2."""
-    joint_vel: float = -5e-4
-    """Weight of the sum of squared joint velocities, (rad/s)^2."""
-    action_rate: float = -0.01
-    """Weight of the sum of squared changes of the action from one control step to the next."""
-    feet_slip: float = -0.25
-    """Weight of the squared horizontal speed of the feet that touch the ground, (m/s)^2."""
-    termination: float = -2.0
-    """Reward for a fall."""
+    track_lin_vel: float = 2.0  # Weight of exp(-4 e) for the squared error e of the horizontal velocity, (m/s)^2.
+    track_ang_vel: float = 1.0  # Weight of exp(-4 e) for the squared error e of the yaw rate, (rad/s)^2.
+    feet_height: float = 1.0  # Weight of exp(-100 e) for the squared distance e of the feet from the gait, m^2.
+    feet_contact: float = 0.25  # Weight of the number of feet that touch the ground if and only if they are in stance.
+    alive: float = 1.0  # Reward for every step.
+    lin_vel_z: float = -1.0  # Weight of the squared vertical velocity of the pelvis, (m/s)^2.
+    ang_vel_xy: float = -0.05  # Weight of the squared roll and pitch rates of the pelvis, (rad/s)^2.
+    flat_orientation: float = -2.0  # Weight of the squared sine of the pelvis's tilt.
+    base_height: float = -10.0  # Weight of the squared distance of the pelvis from its default height, m^2.
+    posture: float = -1.0  # Weight of the weighted sum of squared distances from the default joint angles, rad^2.
+    stand_still: float = -0.5  # Weight of the squared distances from the default joint angles, rad^2, at zero commands.
+    joint_limits: float = -2.0  # Weight of the sum of angles beyond 95% of the joint ranges, rad.
+    joint_torque: float = -1e-5  # Weight of the sum of squared joint torques, (N m)^2.
+    joint_vel: float = -5e-4  # Weight of the sum of squared joint velocities, (rad/s)^2.
+    action_rate: float = -0.01  # Weight of the sum of squared changes of the action from one control step to the next.
+    feet_slip: float = -0.25  # Weight of the squared horizontal speed of the feet that touch the ground, (m/s)^2.
+    termination: float = -2.0  # Reward for a fall.
 
 
 @dataclass(frozen=True)
@@ -70,27 +47,25 @@ class G1Velocity(VelocityTask):
     """A command is the velocity of the pelvis forward and to the left, and its yaw rate. A clock sets the gait."""
 
     initial_command_scale: Fraction = 0.5
-    """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
     stride_seconds: Positive = 0.8
     """Period of the gait, one step of each foot, s; above 0."""
     min_upright: float = 0.6
     """Minimum cosine of the pelvis's tilt, -1 to 1. Below it the episode ends."""
     min_height: float = 0.45
     """Minimum height of the pelvis, m. Below it the episode ends."""
-    rewards: G1Rewards = field(default_factory=G1Rewards)
+    rewards: G1Rewards = G1Rewards()
 
     legged = G1
     num_actions = 29
     num_reset_samples, num_step_samples = num_samples(num_actions)
 
-    def model(self) -> mujoco.MjModel:
-        return G1.scene(self.robot).compile()
-
     def constants(self) -> dict[str, tuple[float, ...]]:
-        # From the compiled model, because another robot has other ranges; the first joint is free.
-        low, high = (0.95 * self.model().jnt_range[1:]).T.tolist()
+        model = self.model()
+        # The first joint is free.
+        names, (low, high) = [model.joint(i).name for i in range(1, 30)], (0.95 * model.jnt_range[1:]).T.tolist()
+        weights = (next((weight for part, weight in _POSTURE.items() if part in name), 0.5) for name in names)
         return super().constants() | {
-            "posture_weight": tuple(map(_posture_weight, G1.joint_names)),
+            "posture_weight": tuple(weights),
             "min_joint_pos": tuple(low),
             "max_joint_pos": tuple(high),
         }
@@ -123,37 +98,19 @@ class G1Velocity(VelocityTask):
         return fallen | contact | (state.qpos[:, 2] < self.min_height)
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
-        velocity, gyro, up = state.sensor("velocity"), state.sensor("gyro"), state.sensor("upvector")
-        command, moving, joint_pos = state.task_state["command"], self.is_moving(state), state.qpos[:, 7:]
-        weights, row = self.rewards, state.constants
-        lin_vel_error = (velocity[:, :2] - command[:, :2]).square().sum(1)
-        ang_vel_error = (gyro[:, 2] - command[:, 2]).square()
-        target = self._target_feet_height(state)
-        feet_error = (self._feet_height(state) - target).square().sum(1)
-        height_error = (state.qpos[:, 2] - row["default_height"][:, 0]).square()
+        joint_pos, row, target = state.qpos[:, 7:], state.constants, self._target_feet_height(state)
         joint_error = (joint_pos - row["default_joint_pos"]).square()
         beyond_limits = (joint_pos - row["max_joint_pos"]).relu() + (row["min_joint_pos"] - joint_pos).relu()
-        terms = {
-            "track_lin_vel": weights.track_lin_vel * torch.exp(-4.0 * lin_vel_error),
-            "track_ang_vel": weights.track_ang_vel * torch.exp(-4.0 * ang_vel_error),
-            "feet_height": weights.feet_height * torch.exp(-100.0 * feet_error),
-            "feet_contact": weights.feet_contact * (self.feet_contact(state) == (target <= 0.0)).float().sum(1),
-            "alive": weights.alive * torch.ones_like(lin_vel_error),
-            "lin_vel_z": weights.lin_vel_z * velocity[:, 2].square(),
-            "ang_vel_xy": weights.ang_vel_xy * gyro[:, :2].square().sum(1),
-            "flat_orientation": weights.flat_orientation * up[:, :2].square().sum(1),
-            "base_height": weights.base_height * height_error,
-            "posture": weights.posture * (row["posture_weight"] * joint_error).sum(1),
-            "stand_still": weights.stand_still * (1.0 - moving) * joint_error.sum(1),
-            "joint_limits": weights.joint_limits * beyond_limits.sum(1),
-            "joint_torque": weights.joint_torque * self.joint_torque(state).square().sum(1),
-            "joint_vel": weights.joint_vel * state.qvel[:, 6:].square().sum(1),
-            "action_rate": weights.action_rate * (state.action - state.last_action).square().sum(1),
-            "feet_slip": weights.feet_slip * self.feet_slip(state),
+        terms = self.shared_terms(state) | {
+            "feet_height": torch.exp(-100.0 * (self._feet_height(state) - target).square().sum(1)),
+            "feet_contact": (self.feet_contact(state) == (target <= 0.0)).float().sum(1),
+            "alive": torch.ones_like(target[:, 0]),
+            "base_height": (state.qpos[:, 2] - row["default_height"][:, 0]).square(),
+            "posture": (row["posture_weight"] * joint_error).sum(1),
+            "stand_still": (1.0 - self.is_moving(state)) * joint_error.sum(1),
+            "joint_limits": beyond_limits.sum(1),
         }
-        return {name: term * self.step_seconds for name, term in terms.items()} | {
-            "termination": weights.termination * terminated.float()
-        }
+        return self.weighted(terms, self.rewards, terminated)
 
     def _feet_height(self, state: EnvState) -> Tensor:
         """Return the height of each foot, m, [env, 2]."""
@@ -174,10 +131,7 @@ ENTRY = TaskEntry(
     summary="a humanoid of the G1's class follows a commanded velocity over flat ground",
     training=TrainingSettings(
         hidden_layers=(512, 256, 128),
-        overrides={
-            "rl_games": {"entropy_coef": 0.0},
-            "skrl": {"entropy_loss_scale": 0.0},
-        },
+        overrides={"rl_games": {"entropy_coef": 0.0}, "skrl": {"entropy_loss_scale": 0.0}},
     ),
     max_iterations=1500,
     cpu_envs=512,

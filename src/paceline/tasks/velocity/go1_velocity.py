@@ -1,9 +1,8 @@
 """A quadruped follows a commanded velocity over flat ground."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-import mujoco
-import torch
 from torch import Tensor
 
 from paceline.env.task import EnvState
@@ -17,32 +16,19 @@ from paceline.tasks.velocity.velocity_task import VelocityTask, num_samples
 class Go1Rewards:
     """Weights of the reward terms. All but `termination` are multiplied by the duration of a control step."""
 
-    track_lin_vel: float = 1.5
-    """Weight of exp(-4 e) for the squared error e of the horizontal velocity, (m/s)^2."""
-    track_ang_vel: float = 0.75
-    """Weight of exp(-4 e) for the squared error e of the yaw rate, (rad/s)^2."""
-    lin_vel_z: float = -2.0
-    """Weight of the squared vertical velocity of the base, (m/s)^2."""
-    ang_vel_xy: float = -0.05
-    """Weight of the squared roll and pitch rates of the base, (rad/s)^2."""
-    flat_orientation: float = -2.5
-    """Weight of the squared sine of the base's tilt."""
-    joint_torque: float = -2e-4
-    """Weight of the sum of squared joint torques, (N m)^2."""
-    joint_vel: float = -1e-3
-    """Weight of the sum of squared joint velocities, (rad/s)^2."""
-    action_rate: float = -0.01
-    """Weight of the sum of squared changes of the action from one control step to the next."""
-    feet_air_time: float = 0.5
-    """Weight of the time by which a foot's swing was longer than 0.25 s, in the step in which the foot lands."""
-    feet_slip: float = -0.1
-    """Weight of the squared horizontal speed of the feet that touch the ground, (m/s)^2."""
-    thigh_contact: float = -1.0
-    """Weight of the number of thighs that touch the ground."""
-    stand_still: float = -0.1
-    """Weight of the sum of distances from the default joint angles, rad, while the command is to stand."""
-    termination: float = -1.0
-    """Reward for a fall."""
+    track_lin_vel: float = 1.5  # Weight of exp(-4 e) for the squared error e of the horizontal velocity, (m/s)^2.
+    track_ang_vel: float = 0.75  # Weight of exp(-4 e) for the squared error e of the yaw rate, (rad/s)^2.
+    lin_vel_z: float = -2.0  # Weight of the squared vertical velocity of the base, (m/s)^2.
+    ang_vel_xy: float = -0.05  # Weight of the squared roll and pitch rates of the base, (rad/s)^2.
+    flat_orientation: float = -2.5  # Weight of the squared sine of the base's tilt.
+    joint_torque: float = -2e-4  # Weight of the sum of squared joint torques, (N m)^2.
+    joint_vel: float = -1e-3  # Weight of the sum of squared joint velocities, (rad/s)^2.
+    action_rate: float = -0.01  # Weight of the sum of squared changes of the action from one control step to the next.
+    feet_air_time: float = 0.5  # Weight of the swing time of a foot beyond 0.25 s, in the step in which the foot lands.
+    feet_slip: float = -0.1  # Weight of the squared horizontal speed of the feet that touch the ground, (m/s)^2.
+    thigh_contact: float = -1.0  # Weight of the number of thighs that touch the ground.
+    stand_still: float = -0.1  # Weight of the sum of distances from the default joint angles, rad, at zero commands.
+    termination: float = -1.0  # Reward for a fall.
 
 
 @dataclass(frozen=True)
@@ -51,55 +37,32 @@ class Go1Velocity(VelocityTask):
 
     min_upright: float = 0.35
     """Minimum cosine of the trunk's tilt, -1 to 1. Below it the episode ends."""
-    rewards: Go1Rewards = field(default_factory=Go1Rewards)
+    rewards: Go1Rewards = Go1Rewards()
 
     legged = GO1
     num_actions = 12
     num_reset_samples, num_step_samples = num_samples(num_actions)
-
-    def model(self) -> mujoco.MjModel:
-        return GO1.scene(self.robot).compile()
 
     def terminated(self, state: EnvState) -> Tensor:
         fallen = state.sensor("upvector")[:, 2] < self.min_upright
         return fallen | (state.sensor("trunk_contact")[:, 0] > 0.0)
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
-        velocity, gyro, up = state.sensor("velocity"), state.sensor("gyro"), state.sensor("upvector")
-        command, air_time = state.task_state["command"], state.task_state["last_air_time"]
-        weights, moving = self.rewards, self.is_moving(state)
-        lin_vel_error = (velocity[:, :2] - command[:, :2]).square().sum(1)
-        ang_vel_error = (gyro[:, 2] - command[:, 2]).square()
-        thighs = sum((state.sensor(f"{leg}_thigh_contact")[:, 0] > 0.0).float() for leg in GO1_LEGS)
+        air_time, moving = state.task_state["last_air_time"], self.is_moving(state)
+        thighs: Any = sum((state.sensor(f"{leg}_thigh_contact")[:, 0] > 0.0).float() for leg in GO1_LEGS)
         joint_error = (state.qpos[:, 7:] - state.constants["default_joint_pos"]).abs().sum(1)
-        terms = {
-            "track_lin_vel": weights.track_lin_vel * torch.exp(-4.0 * lin_vel_error),
-            "track_ang_vel": weights.track_ang_vel * torch.exp(-4.0 * ang_vel_error),
-            "lin_vel_z": weights.lin_vel_z * velocity[:, 2].square(),
-            "ang_vel_xy": weights.ang_vel_xy * gyro[:, :2].square().sum(1),
-            "flat_orientation": weights.flat_orientation * up[:, :2].square().sum(1),
-            "joint_torque": weights.joint_torque * self.joint_torque(state).square().sum(1),
-            "joint_vel": weights.joint_vel * state.qvel[:, 6:].square().sum(1),
-            "action_rate": weights.action_rate * (state.action - state.last_action).square().sum(1),
-            "feet_air_time": weights.feet_air_time * moving * ((air_time - 0.25) * (air_time > 0.0)).sum(1),
-            "feet_slip": weights.feet_slip * self.feet_slip(state),
-            "thigh_contact": weights.thigh_contact * thighs,
-            "stand_still": weights.stand_still * (1.0 - moving) * joint_error,
+        terms = self.shared_terms(state) | {
+            "feet_air_time": moving * ((air_time - 0.25) * (air_time > 0.0)).sum(1),
+            "thigh_contact": thighs,
+            "stand_still": (1.0 - moving) * joint_error,
         }
-        return {name: term * self.step_seconds for name, term in terms.items()} | {
-            "termination": weights.termination * terminated.float()
-        }
+        return self.weighted(terms, self.rewards, terminated)
 
 
 ENTRY = TaskEntry(
     Go1Velocity,
     summary="a quadruped of the Go1's class follows a commanded velocity over flat ground",
-    training=TrainingSettings(
-        entropy_weight=0.01,
-        overrides={
-            "rl_games": {"entropy_coef": 0.0},
-        },
-    ),
+    training=TrainingSettings(entropy_weight=0.01, overrides={"rl_games": {"entropy_coef": 0.0}}),
     max_iterations=500,
     cpu_envs=512,
 )

@@ -1,7 +1,7 @@
 """A quadruped follows a commanded velocity over rough terrain whose difficulty follows its progress."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Self
 
@@ -11,11 +11,11 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState
-from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
 from paceline.robots.legged import GO1
-from paceline.robots.terrain import KINDS, Terrain
+from paceline.robots.terrain import KINDS, PATCH, Terrain
 from paceline.tasks.registry import TaskEntry
+from paceline.tasks.velocity import go1_velocity
 from paceline.tasks.velocity.go1_velocity import Go1Rewards, Go1Velocity
 
 # Points of the height scan: meters ahead of the trunk and to its left.
@@ -25,11 +25,8 @@ _MAX_BORDER = 1e6
 """Maximum width of the flat border around the terrain, m."""
 _SCAN_NOISE = 0.05
 """Half-width of the noise of the height scan, m."""
-
-
-def _rewards() -> Go1Rewards:
-    # Slopes and stairs need vertical velocity and tilt.
-    return Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
+# Slopes and stairs need vertical velocity and tilt.
+_REWARDS = Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Go1VelocityRough(Go1Velocity):
     """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
     terrain_seed: Annotated[int, Ge(0)] = 0
     """Seed of the random parts of the terrain, at least 0."""
-    rewards: Go1Rewards = field(default_factory=_rewards)
+    rewards: Go1Rewards = _REWARDS
 
     num_reset_samples = Go1Velocity.num_reset_samples + 2
     num_step_samples = Go1Velocity.num_step_samples + len(_SCAN)
@@ -54,10 +51,8 @@ class Go1VelocityRough(Go1Velocity):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.initial_terrain_levels > self.terrain_levels:
-            raise UserError(
-                f"--env.initial-terrain-levels {self.initial_terrain_levels} is more than --env.terrain-levels "
-                f"{self.terrain_levels}"
-            )
+            first, all_levels = self.initial_terrain_levels, self.terrain_levels
+            raise UserError(f"--env.initial-terrain-levels {first} is more than --env.terrain-levels {all_levels}")
 
     @property
     def terrain(self) -> Terrain:
@@ -80,13 +75,11 @@ class Go1VelocityRough(Go1Velocity):
 
     def state_spec(self) -> dict[str, int]:
         return super().state_spec() | {
-            # 1 after the first reset.
-            "started": 1,
+            "started": 1,  # 1 after the first reset.
             "terrain_level": 1,
             "terrain_kind": 1,
-            # Distances in this episode, m: largest from the center of the patch, along the commands, and commanded.
-            "max_distance": 1,
-            "distance_walked": 1,
+            "max_distance": 1,  # Largest distance from the center of the patch in this episode, m.
+            "distance_walked": 1,  # Distance along the commands in this episode, m.
             "distance_commanded": 1,
             "scan_noise": len(_SCAN),
         }
@@ -98,7 +91,7 @@ class Go1VelocityRough(Go1Velocity):
         kind = torch.where(started, state.task_state["terrain_kind"], (own[:, :1] * len(KINDS)).floor())
         level = self._next_level(state, started, own[:, 1:])
         position = flat.qpos[:, :2] + torch.cat(self.terrain.middle(level, kind), dim=1)
-        ground = self._terrain_height(state, *position.split(1, dim=1))
+        ground = self.terrain.height_at(state.constants["terrain_heights"], *position.split(1, dim=1))
         zero = torch.zeros_like(level)
         task_state = {"started": torch.ones_like(level), "terrain_level": level, "terrain_kind": kind}
         task_state |= {"max_distance": zero, "distance_walked": zero, "distance_commanded": zero}
@@ -111,10 +104,9 @@ class Go1VelocityRough(Go1Velocity):
         if not self.curriculum:
             return random_level
         walked, commanded = state.task_state["distance_walked"], state.task_state["distance_commanded"]
-        fell = self.terminated(state).unsqueeze(1)
-        time_out = (state.episode_step.unsqueeze(1) + 0.5) * self.step_seconds > self.episode_seconds
+        fell, time_out = self.ending(state)
         # A robot that turns in place has not crossed its terrain.
-        crossed = state.task_state["max_distance"] > 0.25 * self.terrain.patch
+        crossed = state.task_state["max_distance"] > 0.25 * PATCH
         up = time_out & ~fell & (walked > 0.75 * commanded) & crossed
         down = fell | (time_out & (walked < 0.5 * commanded))
         level = (state.task_state["terrain_level"] + up.float() - down.float()).clamp(min=0.0)
@@ -159,24 +151,16 @@ class Go1VelocityRough(Go1Velocity):
         forward_x, forward_y = 1.0 - 2.0 * (qy * qy + qz * qz), 2.0 * (qx * qy + qw * qz)
         length = torch.sqrt(forward_x * forward_x + forward_y * forward_y).clamp(min=1e-6)
         cos, sin = forward_x / length, forward_y / length
-        forward, left = state.constants["scan_forward"], state.constants["scan_left"]
-        height = self._terrain_height(state, x + cos * forward - sin * left, y + sin * forward + cos * left)
-        return (height - z + state.constants["default_height"]).clamp(-1.0, 1.0)
-
-    def _terrain_height(self, state: EnvState, x: Tensor, y: Tensor) -> Tensor:
-        return self.terrain.height_at(state.constants["terrain_heights"], x, y)
+        row, forward, left = state.constants, state.constants["scan_forward"], state.constants["scan_left"]
+        scan_x, scan_y = x + cos * forward - sin * left, y + sin * forward + cos * left
+        height = self.terrain.height_at(row["terrain_heights"], scan_x, scan_y)
+        return (height - z + row["default_height"]).clamp(-1.0, 1.0)
 
 
 ENTRY = TaskEntry(
     Go1VelocityRough,
     summary="a quadruped of the Go1's class follows a commanded velocity over slopes, stairs and rubble",
-    training=TrainingSettings(
-        hidden_layers=(512, 256, 128),
-        entropy_weight=0.01,
-        overrides={
-            "rl_games": {"entropy_coef": 0.0},
-        },
-    ),
+    training=replace(go1_velocity.ENTRY.training, hidden_layers=(512, 256, 128)),
     max_iterations=1500,
     cpu_envs=512,
 )

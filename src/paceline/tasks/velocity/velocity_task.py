@@ -1,9 +1,11 @@
 """Tasks in which a legged robot follows a commanded velocity: what all of them share."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Self
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Self
 
+import mujoco
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
@@ -13,33 +15,21 @@ from paceline.env.randomization import Randomization
 from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
 from paceline.errors import UserError
 from paceline.robots.legged import LeggedRobot
-from paceline.validation import (
-    NonNegative,
-    NonNegativeRange,
-    Positive,
-    Range,
-    UnitInterval,
-    check_options,
-)
+from paceline.validation import NonNegative, NonNegativeRange, Positive, Range, UnitInterval, check_options
 
 _TIMESTEP = 0.005
 _Speed = Annotated[float, Gt(0), Le(100)]
 Fraction = Annotated[float, Gt(0), Le(1)]
-# Samples for a command: whether to resample it, three velocities, whether to stand. Samples for a push: whether to
+# Samples for a command: whether to resample it, three velocities, whether to stand. A push has seven more: whether to
 # push, six velocities.
-_COMMAND_SAMPLES, _PUSH_SAMPLES = 5, 7
+_COMMAND_SAMPLES, _EVENT_SAMPLES = 5, 12
 # Half-widths of the uniform observation noise: base velocity, gyro and up vector, then angle and speed of each joint.
 _BASE_NOISE, _JOINT_POS_NOISE, _JOINT_VEL_NOISE = (*[0.1] * 3, *[0.2] * 3, *[0.05] * 3), 0.01, 1.5
 
 
 def num_samples(joints: int) -> tuple[int, int]:
     """Return the number of uniform samples per reset and per control step."""
-    return 1 + 2 + 6 + 2 * joints + _COMMAND_SAMPLES, _COMMAND_SAMPLES + _PUSH_SAMPLES + _num_sensed(joints)
-
-
-def _num_sensed(joints: int) -> int:
-    """Return the number of observations of the policy that are sensed, and so noisy."""
-    return len(_BASE_NOISE) + 2 * joints
+    return 9 + 2 * joints + _COMMAND_SAMPLES, _EVENT_SAMPLES + len(_BASE_NOISE) + 2 * joints
 
 
 @dataclass(frozen=True)
@@ -58,15 +48,11 @@ class RandomizationRanges:
 
 @dataclass(frozen=True)
 class VelocityTask(Task):
-    """A command is the velocity of the base forward and to the left, and its yaw rate.
-
-    The model has the sensors `velocity`, `gyro` and `upvector`, in the frame of the base.
-    """
+    """A command is the velocity of the base forward and to the left, and its yaw rate."""
 
     legged: ClassVar[LeggedRobot]
 
     episode_seconds: float = 20.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 4
     """Number of physics steps of 5 ms per control step, at least 1."""
     max_forward_speed: _Speed = 1.0
@@ -95,7 +81,7 @@ class VelocityTask(Task):
     """Minimum and maximum delay of the observations of the policy, in control steps, 0 to 1000."""
     randomize: bool = True
     """Whether friction, masses and motors are randomized."""
-    randomization: RandomizationRanges = field(default_factory=RandomizationRanges)
+    randomization: RandomizationRanges = RandomizationRanges()
     robot: str = ""
     """Path of an MJCF model of the same robot family, which replaces the built-in model."""
 
@@ -103,18 +89,11 @@ class VelocityTask(Task):
         check_options(self)
         if not is_valid_delay(self.delay):
             low, high = self.delay
-            raise UserError(
-                f"--env.delay {low} {high} must be the minimum and the maximum in control steps, at most "
-                f"{MAX_HISTORY_STEPS}: try --env.delay 0 2"
-            )
+            allowed = f"the minimum and the maximum in control steps, at most {MAX_HISTORY_STEPS}"
+            raise UserError(f"--env.delay {low} {high} must be {allowed}: try --env.delay 0 2")
 
-    @property
-    def observation_history(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.history
-
-    @property
-    def observation_delay(self) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.delay
+    observation_history = property(attrgetter("history"))  # pyright: ignore[reportAssignmentType]
+    observation_delay = property(attrgetter("delay"))  # pyright: ignore[reportAssignmentType]
 
     @property
     def step_seconds(self) -> float:
@@ -124,7 +103,7 @@ class VelocityTask(Task):
     def randomized_fields(self) -> tuple[Randomization, ...]:
         if not self.randomize:
             return ()
-        ranges, soles, base = self.randomization, self.legged.foot_geoms, self.legged.torso
+        ranges, soles, base = self.randomization, f"({'|'.join(self.legged.feet)}).*", self.legged.torso
         return (
             Randomization("geom_friction", *ranges.friction, names=soles, how="set", column=0, together=True),
             Randomization("body_mass", *ranges.base_mass, names=base, how="add", when="once"),
@@ -133,37 +112,36 @@ class VelocityTask(Task):
             Randomization("actuator_gainprm", *ranges.motor_strength, also="actuator_biasprm", when="once"),
         )
 
+    def model(self) -> mujoco.MjModel:
+        return self.legged.scene(self.robot).compile()
+
     def constants(self) -> dict[str, tuple[float, ...]]:
-        robot, joints = self.legged, self.num_actions
-        return {
-            "default_joint_pos": robot.default_joint_pos,
-            "default_height": (self._default_height(),),
-            "observation_noise": (*_BASE_NOISE, *[_JOINT_POS_NOISE] * joints, *[_JOINT_VEL_NOISE] * joints),
+        model, joints = self.legged.scene(self.robot).compile(), self.num_actions
+        home, kp, max_torque = model.key("home").qpos, model.actuator_gainprm[:, 0], model.actuator_forcerange[:, 1]
+        rows = {
+            "default_height": home[2:3],
+            "default_joint_pos": home[7:],
             # Angle that an action of 1 adds to the target, rad.
-            "action_scale": robot.action_scale(self.action_scale),
-            "kp": robot.kp,
-            "kd": robot.kd,
-            "max_torque": robot.effort_limit,
+            "action_scale": self.action_scale * max_torque / kp,
+            "kp": kp,
+            "kd": -model.actuator_biasprm[:, 2],
+            "max_torque": max_torque,
+        }
+        return {name: tuple(row.tolist()) for name, row in rows.items()} | {
+            "observation_noise": (*_BASE_NOISE, *[_JOINT_POS_NOISE] * joints, *[_JOINT_VEL_NOISE] * joints),
             "max_command": (self.max_forward_speed, self.max_lateral_speed, self.max_yaw_rate),
         }
-
-    def _default_height(self) -> float:
-        """Return the height of the base in the default pose; the legs of another model may be longer."""
-        return float(self.model().key("home").qpos[2]) if self.robot else self.legged.default_height
 
     def state_spec(self) -> dict[str, int]:
         feet = len(self.legged.feet)
         return {
             "command": 3,
-            # Fraction of the maximum commands.
-            "command_scale": 1,
-            # Sum of the velocity errors of the episode's steps, m/s.
-            "tracking_error": 1,
-            # Time since each foot left the ground, s, and the duration of a swing in the step that ends it.
-            "feet_air_time": feet,
-            "last_air_time": feet,
+            "command_scale": 1,  # Fraction of the maximum commands.
+            "tracking_error": 1,  # Sum of the velocity errors of the episode's steps, m/s.
+            "feet_air_time": feet,  # Time since each foot left the ground, s.
+            "last_air_time": feet,  # Duration of a swing in the step that ends it, s.
             "push": 6,
-            "observation_noise": _num_sensed(self.num_actions),
+            "observation_noise": len(_BASE_NOISE) + 2 * self.num_actions,
         }
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
@@ -188,7 +166,7 @@ class VelocityTask(Task):
         return ResetState(qpos, torch.cat((velocity - 0.5, joint_vel - 0.5), dim=1), task_state)
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
-        push, noise = uniform[:, _COMMAND_SAMPLES:].split((_PUSH_SAMPLES, _num_sensed(self.num_actions)), dim=1)
+        push, noise = uniform[:, _COMMAND_SAMPLES:_EVENT_SAMPLES], uniform[:, _EVENT_SAMPLES:]
         previous, contact = state.task_state, self.feet_contact(state)
         air_time, zero = previous["feet_air_time"], torch.zeros_like(previous["feet_air_time"])
         pushed = push[:, :1] * self.push_seconds < self.step_seconds
@@ -207,16 +185,21 @@ class VelocityTask(Task):
         sampled = self._sample_command(state, state.task_state["command_scale"], samples[:, 1:])
         return {"command": torch.where(due, sampled, command)}
 
+    def ending(self, state: EnvState) -> tuple[Tensor, Tensor]:
+        """Return whether the robot fell and whether the time limit is reached, each bool [env, 1]."""
+        fell, steps = self.terminated(state).unsqueeze(1), state.episode_step.unsqueeze(1)
+        return fell, (steps + 0.5) * self.step_seconds > self.episode_seconds
+
     def _next_command_scale(self, state: EnvState) -> Tensor:
         """Return a larger scale for envs whose robot followed its commands to the time limit, a smaller one for those
         whose robot fell, [env, 1]."""
-        scale, steps = state.task_state["command_scale"], state.episode_step.unsqueeze(1)
+        scale = state.task_state["command_scale"]
         if self.initial_command_scale == 1.0:
             return torch.ones_like(scale)
-        fell = self.terminated(state).unsqueeze(1)
-        time_out = ((steps + 0.5) * self.step_seconds > self.episode_seconds) & ~fell
-        followed = state.task_state["tracking_error"] < 0.25 * steps
-        change = 0.1 * (time_out & followed) - 0.05 * ~time_out
+        fell, time_out = self.ending(state)
+        succeeded = time_out & ~fell
+        followed = state.task_state["tracking_error"] < 0.25 * state.episode_step.unsqueeze(1)
+        change = 0.1 * (succeeded & followed) - 0.05 * ~succeeded
         updated = (scale + change).clamp(self.initial_command_scale, 1.0)
         return torch.where(scale > 0.0, updated, self.initial_command_scale)
 
@@ -246,6 +229,34 @@ class VelocityTask(Task):
             "critic": torch.cat((sensed, exact, feet, state.qpos[:, 2:3]), dim=1),
         }
 
+    def shared_terms(self, state: EnvState) -> dict[str, Tensor]:
+        """Return the reward terms of all robots without their weights, each [env]."""
+        velocity, gyro, up = state.sensor("velocity"), state.sensor("gyro"), state.sensor("upvector")
+        command, joint_vel, row = state.task_state["command"], state.qvel[:, 6:], state.constants
+        # Torques of motors of nominal strength.
+        torque = row["kp"] * (state.sim.ctrl - state.qpos[:, 7:]) - row["kd"] * joint_vel
+        torque = torch.maximum(torch.minimum(torque, row["max_torque"]), -row["max_torque"])
+        feet_speed = [state.sensor(f"{foot}_velocity")[:, :2].square().sum(1) for foot in self.legged.feet]
+        return {
+            "track_lin_vel": torch.exp(-4.0 * (velocity[:, :2] - command[:, :2]).square().sum(1)),
+            "track_ang_vel": torch.exp(-4.0 * (gyro[:, 2] - command[:, 2]).square()),
+            "lin_vel_z": velocity[:, 2].square(),
+            "ang_vel_xy": gyro[:, :2].square().sum(1),
+            "flat_orientation": up[:, :2].square().sum(1),
+            "joint_torque": torque.square().sum(1),
+            "joint_vel": joint_vel.square().sum(1),
+            "action_rate": (state.action - state.last_action).square().sum(1),
+            "feet_slip": (self.feet_contact(state) * torch.stack(feet_speed, dim=1)).sum(1),
+        }
+
+    def weighted(self, terms: dict[str, Tensor], weights: Any, terminated: Tensor) -> dict[str, Tensor]:
+        """Return the weighted reward terms in the order of the fields of `weights`, the last of which is
+        `termination`. All others are per second."""
+        *names, last = vars(weights)
+        return {name: getattr(weights, name) * terms[name] * self.step_seconds for name in names} | {
+            last: weights.termination * terminated.float()
+        }
+
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         yaw_rate_error = state.sensor("gyro")[:, 2] - state.task_state["command"][:, 2]
         return {"velocity_error": self._tracking_error(state), "turn_error": yaw_rate_error.abs()}
@@ -267,17 +278,6 @@ class VelocityTask(Task):
         """Return 1 where the command is to move and 0 where it is to stand, [env]."""
         return (state.task_state["command"].norm(dim=1) > 0.1).float()
 
-    def joint_torque(self, state: EnvState) -> Tensor:
-        """Return the torque of motors of nominal strength, N m, [env, joint]."""
-        kp, kd, limit = (state.constants[name] for name in ("kp", "kd", "max_torque"))
-        torque = kp * (state.sim.ctrl - state.qpos[:, 7:]) - kd * state.qvel[:, 6:]
-        return torch.maximum(torch.minimum(torque, limit), -limit)
-
     def feet_contact(self, state: EnvState) -> Tensor:
         """Return whether each foot touches the ground, bool [env, foot]."""
         return torch.cat([state.sensor(f"{foot}_contact") for foot in self.legged.feet], dim=1) > 0.0
-
-    def feet_slip(self, state: EnvState) -> Tensor:
-        """Return the sum of the squared horizontal speeds of the feet that touch the ground, (m/s)^2, [env]."""
-        speeds = [state.sensor(f"{foot}_velocity")[:, :2].square().sum(1) for foot in self.legged.feet]
-        return (self.feet_contact(state) * torch.stack(speeds, dim=1)).sum(1)

@@ -1,6 +1,5 @@
-"""Tasks in which a robot runs towards a distant target: what `ant` and `humanoid` share."""
+"""An ant and a humanoid run towards a distant target."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -9,9 +8,12 @@ import torch
 from torch import Tensor
 
 from paceline.env.task import EnvState, ResetState, Task
-from paceline.robots.gymnasium_robots import PHYSICS_HZ, GymnasiumRobot, scene
+from paceline.env.training_settings import TrainingSettings
+from paceline.robots.gymnasium_robots import scene
+from paceline.tasks.registry import TaskEntry
 from paceline.validation import Positive, check_options
 
+_PHYSICS_HZ = 120.0
 _TARGET_DISTANCE = 1000.0
 """Distance of the target from the origin along the x axis, m."""
 # Number of coordinates of the torso, which come before those of the joints.
@@ -23,45 +25,33 @@ _RESET_JOINT_POS, _RESET_JOINT_VEL = 0.2, 0.1
 class Torso(NamedTuple):
     """Pose and velocity of the torso; all but `velocity` are [env]. Angles are within +-pi."""
 
-    velocity: Tensor
-    """Velocity in the frame of the torso, m/s, [env, 3]."""
+    velocity: Tensor  # Velocity in the frame of the torso, m/s, [env, 3].
     yaw: Tensor
     roll: Tensor
-    target_angle: Tensor
-    """Angle from the yaw to the direction of the target, positive to the left."""
-    up: Tensor
-    """Cosine of the tilt."""
-    heading: Tensor
-    """Cosine of the angle between the forward axis of the torso and the direction of the target."""
+    target_angle: Tensor  # Angle from the yaw to the direction of the target, positive to the left.
+    up: Tensor  # Cosine of the tilt.
+    heading: Tensor  # Cosine of the angle between the forward axis of the torso and the direction of the target.
 
 
 @dataclass(frozen=True)
 class LocomotionRewards:
     """Weights of the reward terms, per control step."""
 
-    alive: float
-    """Reward for every step without a fall."""
-    action: float
-    """Weight of the sum of squared actions."""
-    termination: float
-    """Reward for a fall. It replaces all other rewards of the step."""
-    progress: float = 2.0
-    """Weight of the speed towards the target, m/s."""
-    upright: float = 0.1
-    """Reward while the cosine of the tilt is above 0.93."""
-    heading: float = 0.5
-    """Reward while the cosine of the heading is above 0.8; proportional to it below."""
-    energy: float = -0.05
-    """Weight of the sum of absolute products of action and observed joint speed."""
-    joint_limits: float = -1.0
-    """Weight of the number of joints in the last hundredth of their range."""
+    alive: float  # Reward for every step without a fall.
+    action: float  # Weight of the sum of squared actions.
+    termination: float  # Reward for a fall. It replaces all other rewards of the step.
+    progress: float = 2.0  # Weight of the speed towards the target, m/s.
+    upright: float = 0.1  # Reward while the cosine of the tilt is above 0.93.
+    heading: float = 0.5  # Reward while the cosine of the heading is above 0.8; proportional to it below.
+    energy: float = -0.05  # Weight of the sum of absolute products of action and observed joint speed.
+    joint_limits: float = -1.0  # Weight of the number of joints in the last hundredth of their range.
 
 
 @dataclass(frozen=True)
 class LocomotionTask(Task):
     """Rewards, limits and observations of Isaac Lab's Isaac-Ant-Direct-v0 and Isaac-Humanoid-Direct-v0."""
 
-    robot: ClassVar[GymnasiumRobot]
+    robot: ClassVar[str]
 
     min_height: Positive
     """Minimum height of the torso, m; above 0. Below it the episode ends."""
@@ -71,9 +61,7 @@ class LocomotionTask(Task):
     """Factor of the torso's angular velocity in observations; above 0."""
     rewards: LocomotionRewards
     episode_seconds: float = 15.0
-    """Time limit of an episode, s; above 0."""
     decimation: int = 2
-    """Number of physics steps per control step, at least 1."""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -82,16 +70,18 @@ class LocomotionTask(Task):
         return scene(self.robot).compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
-        joints = self.robot.joints.values()
-        low, high = zip(*(map(math.radians, joint.range) for joint in joints), strict=True)
-        return {
-            "joint_pos_center": tuple((a + b) / 2.0 for a, b in zip(low, high, strict=True)),
-            "joint_pos_half_range": tuple((b - a) / 2.0 for a, b in zip(low, high, strict=True)),
+        model = self.model()
+        # The first joint is free.
+        (low, high), home = model.jnt_range[1:].T, model.key("home").qpos
+        rows = {
+            "joint_pos_center": (low + high) / 2.0,
+            "joint_pos_half_range": (high - low) / 2.0,
             "min_joint_pos": low,
             "max_joint_pos": high,
-            "default_joint_pos": tuple(math.radians(joint.start) for joint in joints),
-            "default_torso_pose": (0.0, 0.0, self.robot.start_height, 1.0, 0.0, 0.0, 0.0),
+            "default_joint_pos": home[_TORSO_QPOS:],
+            "default_torso_pose": home[:_TORSO_QPOS],
         }
+        return {name: tuple(row.tolist()) for name, row in rows.items()}
 
     def state_spec(self) -> dict[str, int]:
         # Distance of the target, m, and the speed towards it in the latest control step, m/s.
@@ -108,7 +98,7 @@ class LocomotionTask(Task):
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
         distance = _to_target(state).norm(dim=1, keepdim=True)
-        speed = (state.task_state["distance"] - distance) * (PHYSICS_HZ / self.decimation)
+        speed = (state.task_state["distance"] - distance) * (_PHYSICS_HZ / self.decimation)
         return {"distance": distance, "speed": speed}
 
     def control(self, state: EnvState) -> Tensor:
@@ -145,9 +135,8 @@ class LocomotionTask(Task):
             "energy": weights.energy * self.joint_vel_scale * power,
             "joint_limits": weights.joint_limits * at_limit,
         }
-        return {name: term * alive for name, term in terms.items()} | {
-            "termination": weights.termination * terminated.float()
-        }
+        termination = weights.termination * terminated.float()
+        return {name: term * alive for name, term in terms.items()} | {"termination": termination}
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         return {"speed": state.task_state["speed"][:, 0]}
@@ -178,3 +167,80 @@ def _normalized_joint_pos(state: EnvState) -> Tensor:
     """Return the joint angles scaled from each joint's range to -1 to 1, [env, joint]."""
     joint_pos, row = state.qpos[:, _TORSO_QPOS:], state.constants
     return (joint_pos - row["joint_pos_center"]) / row["joint_pos_half_range"]
+
+
+@dataclass(frozen=True)
+class Ant(LocomotionTask):
+    """Gymnasium's ant with the joint ranges, armatures and torques of Isaac-Ant-Direct-v0."""
+
+    min_height: Positive = 0.31
+    joint_vel_scale: Positive = 0.2
+    ang_vel_scale: Positive = 1.0
+    rewards: LocomotionRewards = LocomotionRewards(alive=0.5, action=-0.005, termination=-2.0)
+
+    robot = "ant"
+    num_actions = 8
+    num_reset_samples = 2 * num_actions
+
+
+@dataclass(frozen=True)
+class Humanoid(LocomotionTask):
+    """Gymnasium's humanoid, which has no ankles, with the joint ranges, springs, armatures and torques of
+    Isaac-Humanoid-Direct-v0."""
+
+    min_height: Positive = 0.8
+    joint_vel_scale: Positive = 0.1
+    ang_vel_scale: Positive = 0.25
+    rewards: LocomotionRewards = LocomotionRewards(alive=2.0, action=-0.01, termination=-1.0)
+
+    robot = "humanoid"
+    num_actions = 17
+    num_reset_samples = 2 * num_actions
+
+
+# Values reach a thousand: clipped to changes of 0.2, the critic of PPO would not learn.
+ANT = TaskEntry(
+    Ant,
+    summary="a four-legged ant runs towards a target",
+    training=TrainingSettings(
+        horizon=16,
+        epochs=4,
+        minibatches=2,
+        learning_rate=3e-4,
+        desired_kl=0.008,
+        clip_value=False,
+        entropy_weight=0.0,
+        overrides={
+            "rsl_rl": {
+                "desired_kl": 0.01,
+                "hidden_dims": (400, 200, 100),
+                "learning_rate": 5e-4,
+                "num_learning_epochs": 5,
+                "num_mini_batches": 4,
+                "num_steps_per_env": 32,
+            },
+            "rl_games": {"bounds_loss_coef": 1e-4, "clip_value": True, "reward_scale": 0.01},
+            "skrl": {"rewards_shaper_scale": 0.01, "value_clip": 0.2, "value_loss_scale": 1.0},
+        },
+    ),
+    max_iterations=500,
+    cpu_envs=512,
+)
+HUMANOID = TaskEntry(
+    Humanoid,
+    summary="a humanoid runs towards a target",
+    training=TrainingSettings(
+        horizon=32,
+        learning_rate=5e-4,
+        desired_kl=0.008,
+        clip_value=False,
+        entropy_weight=0.0,
+        overrides={
+            "rsl_rl": {"learning_rate": 1e-4},
+            "rl_games": {"bounds_loss_coef": 1e-4, "clip_value": True, "critic_coef": 4.0, "reward_scale": 0.01},
+            "skrl": {"rewards_shaper_scale": 0.01, "value_clip": 0.2},
+        },
+    ),
+    max_iterations=1000,
+    cpu_envs=512,
+)

@@ -1,1 +1,0 @@
-"""Tasks in which a robot runs forward."""
