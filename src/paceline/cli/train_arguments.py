@@ -126,7 +126,7 @@ def parse(argv: list[str]) -> TrainCommand:
         if stored:
             raise UserError(f"--learner-config {file} with --resume: the run has its settings; change them by flags")
         native = _read_native(file, selection, rest)
-        notes = (f"{file}: Paceline itself sets {', '.join(native.ours)}",) if native.ours else ()
+        notes = (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
     arguments = parse_options(_arguments_class(selection, native, stored), rest, f"train {task}")
     return TrainCommand(task, arguments, _config(arguments, stored), run, notes)
 

@@ -1,7 +1,6 @@
-"""Optimizers on several ranks and in checkpoints."""
+"""Optimizers on several ranks, and learning rates."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,30 +45,6 @@ def average_gradients(group: Group, share: float, optimizer: Optimizer, *extra: 
     averages = unpack(group.sum_(pack(tensors).mul_(share)), tensors)
     for tensor, average in zip(tensors, averages, strict=True):
         tensor.copy_(average)
-
-
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state as nested dicts with strings for keys, as checkpoints need it."""
-    found = optimizer.state_dict()
-    return {
-        "learning_rate": [float(group["lr"]) for group in found["param_groups"]],
-        "parameters": {
-            str(index): {name: torch.as_tensor(value).clone() for name, value in moments.items()}
-            for index, moments in found["state"].items()
-        },
-    }
-
-
-def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    whole = optimizer.state_dict()
-    for group, learning_rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
-        group["lr"] = learning_rate
-    # Copies, because the optimizer keeps the tensors and updates them in place.
-    whole["state"] = {
-        int(index): {name: tensor.clone() for name, tensor in moments.items()}
-        for index, moments in state.get("parameters", {}).items()
-    }
-    optimizer.load_state_dict(whole)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -61,5 +61,19 @@ def unflat(like: Any, arrays: dict[str, Tensor]) -> Any:
     return jax.tree.unflatten(form, found)
 
 
+class SavedArrays:
+    """State of a model or a preprocessor of skrl."""
+
+    def __init__(self, module: Any):
+        self._module = module
+
+    def state(self) -> dict[str, Tensor]:
+        return flat(self._module.state_dict.params)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        current = self._module.state_dict
+        self._module.state_dict = current.replace(params=unflat(current.params, state))
+
+
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
