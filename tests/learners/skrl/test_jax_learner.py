@@ -23,7 +23,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
-from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, to_torch, unflat
+from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, unflat
 from paceline.learners.skrl.jax_learner import SkrlJax
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.run import checkpoint
@@ -97,7 +97,7 @@ def steps_of(learner: SkrlJax) -> list[Step]:
 def test_a_tensor_and_its_array_are_the_same_memory():
     tensor, device = torch.randn(5, 3), jax_device(torch.device("cpu"))
     array = to_jax(tensor, device)
-    assert array.unsafe_buffer_pointer() == tensor.data_ptr() == to_torch(array).data_ptr()
+    assert array.unsafe_buffer_pointer() == tensor.data_ptr() == torch.from_dlpack(array).data_ptr()
     flags = torch.tensor([True, False, True])
     assert to_jax(flags, device).dtype == np.int8
     part = tensor[:, 1:]
@@ -195,8 +195,8 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation(bootstrap: bool
     final_value, _ = agent.value.act({"observations": learner.from_torch(final), "states": None}, role="value")
     expected = 0.5 * torch.stack([step.reward for step in steps])
     if bootstrap:
-        expected += frozen.discount_factor * to_torch(final_value).squeeze(-1) * truncated
-    stored = {name: to_torch(agent.memory.tensors[name]).squeeze(-1) for name in ("rewards", "terminated")}
+        expected += frozen.discount_factor * torch.from_dlpack(final_value).squeeze(-1) * truncated
+    stored = {name: torch.from_dlpack(agent.memory.tensors[name]).squeeze(-1) for name in ("rewards", "terminated")}
     torch.testing.assert_close(stored["rewards"], expected)
     assert torch.equal(stored["terminated"].bool(), terminated if bootstrap else terminated | truncated)
 
@@ -208,7 +208,7 @@ def test_the_critic_uses_its_own_observations():
     assert state["networks"]["policy"]["params/Dense_0/kernel"].shape[0] == 3
     assert state["networks"]["value"]["params/Dense_0/kernel"].shape[0] == 8
     seen = torch.stack([step.obs["critic"] for step in steps_of(learner)[:-1]])
-    stored = to_torch(learner.agent.memory.tensors["states"])
+    stored = torch.from_dlpack(learner.agent.memory.tensors["states"])
     assert torch.equal(stored[1:], seen)
     assert state["normalizers"]["state_preprocessor"]["running_mean"].shape == (8,)
 
@@ -232,10 +232,10 @@ def learn_as_rank() -> dict[str, Any]:
     found = {
         "alone": (jax.process_count(), skrl.config.jax.world_size, skrl.config.torch.world_size),
         "rank": os.environ["RANK"],
-        "advantages": to_torch(agent.memory.tensors["advantages"]).flatten().clone(),
-        "obs": to_torch(agent.memory.tensors["observations"]).flatten(0, 1).clone(),
+        "advantages": torch.from_dlpack(agent.memory.tensors["advantages"]).flatten().clone(),
+        "obs": torch.from_dlpack(agent.memory.tensors["observations"]).flatten(0, 1).clone(),
         "count": agent.scalers["observation_preprocessor"].current_count.item(),
-        "mean": to_torch(agent.scalers["observation_preprocessor"].running_mean).clone(),
+        "mean": torch.from_dlpack(agent.scalers["observation_preprocessor"].running_mean).clone(),
     }
     before = dict(agent.adam.states)
     own = 1e-3 * (group.rank.index + 1.0)

@@ -235,7 +235,7 @@ def learn_on_a_rank(num_envs: list[int]) -> dict[str, Any]:
     rank = this_rank(())
     group = Group(rank)
     # A learning rate so large that skrl alone would end an epoch early.
-    config = dataclasses.replace(SMALL, learning_rate=5e-3, kl_threshold=1e-4)
+    config = dataclasses.replace(SMALL, learning_rate=5e-3, kl_threshold=1e-4, grad_norm_clip=100.0)
 
     def make() -> SkrlTorch:
         return SkrlTorch(Truncating(num_envs[rank.index], sum(num_envs[: rank.index])), config, 3, group)
@@ -254,7 +254,8 @@ def learn_on_a_rank(num_envs: list[int]) -> dict[str, Any]:
     advantages = agent.memory.tensors["advantages"].clone()
     for parameter in agent.networks.parameters():
         parameter.grad = torch.full_like(parameter, float(rank.index))
-    agent.scaler.unscale_(agent.optimizer)
+    learner.set_learning_rate(0.0)
+    agent.optimizer.step()
     gradients = [float(g) for p in agent.networks.parameters() for g in (p.grad.min(), p.grad.max())]  # pyright: ignore[reportOptionalMemberAccess]
     group.close()
     return {

@@ -13,14 +13,12 @@ from rl_games.algos_torch.running_mean_std import RunningMeanStd
 from rl_games.algos_torch.torch_ext import mean_list, policy_kl
 from rl_games.common.algo_observer import AlgoObserver
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
-from paceline.learners.optimizers import average_gradients, broadcast_parameters, set_learning_rate
+from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.tensors.flat import pack, unpack
@@ -38,9 +36,9 @@ class RlGames(Learner):
         self.config = config
         torch.manual_seed(seed)
         self.agent = agent = _Agent(self._rollout_env, config)
-        trained = (
-            {"model": agent, "central_value": agent.central_value_net} if agent.has_central_value else {"model": agent}
-        )
+        trained: dict[str, Any] = {"model": agent}
+        if agent.has_central_value:
+            trained["central_value"] = agent.central_value_net
         self._optimizers = {name: each.optimizer for name, each in trained.items()}
         networks = {name: each.model for name, each in trained.items()}
         for network in networks.values():
@@ -93,10 +91,10 @@ class _Agent(A2CAgent):
         self.init_tensors()
         self.central_loss = 0.0
         max_norm = config.grad_norm if config.truncate_grads else None
-        self._gradient_hook = _GradientHook(self.optimizer, rollout_env, max_norm)
+        self._gradient_hook = GradientHook(self.optimizer, rollout_env, max_norm)
         if self.has_central_value:
             self.central_value_net.writter = None
-            _GradientHook(self.central_value_net.optimizer, rollout_env, max_norm)
+            GradientHook(self.central_value_net.optimizer, rollout_env, max_norm)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -172,21 +170,6 @@ class _Normalizer(RunningMeanStd):
 
     def train(self, mode: bool = True) -> "_Normalizer":
         return super().train(False)
-
-
-class _GradientHook:
-    """Averages the gradient over ranks in one collective, and clips it, before each step of an optimizer."""
-
-    def __init__(self, optimizer: Optimizer, rollout_env: RolloutEnv, max_norm: float | None):
-        self._group, self._share, self._max_norm = rollout_env.group, rollout_env.share, max_norm
-        self.kl = torch.zeros((), device=rollout_env.env.device)
-        """KL divergence of the minibatch, which is averaged as well."""
-        optimizer.register_step_pre_hook(self._average_and_clip)
-
-    def _average_and_clip(self, optimizer: Optimizer, *_: Any) -> None:
-        average_gradients(self._group, self._share, optimizer, self.kl)
-        if self._max_norm is not None:
-            clip_grad_norm_(optimizer.param_groups[0]["params"], self._max_norm)
 
 
 class _VecEnv:

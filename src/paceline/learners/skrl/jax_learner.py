@@ -17,16 +17,7 @@ from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import ClippedNormalizer
 from paceline.learners.optimizers import broadcast_parameters
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.jax_arrays import (
-    JaxDevice,
-    SavedArrays,
-    flat,
-    jax_device,
-    random_key,
-    to_jax,
-    to_torch,
-    unflat,
-)
+from paceline.learners.skrl.jax_arrays import JaxDevice, SavedArrays, flat, jax_device, random_key, to_jax, unflat
 from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
@@ -66,9 +57,6 @@ class SkrlJax(SkrlLearner):
 
     def from_torch(self, tensor: Tensor) -> jax.Array:
         return to_jax(tensor, self._device)
-
-    def to_torch(self, array: jax.Array) -> Tensor:
-        return to_torch(array)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self.agent.policy_learning_rate = self.agent.value_learning_rate = learning_rate
@@ -120,7 +108,7 @@ class _Agent(PPO):
         self.divergences.clear()
 
     def log_std(self) -> Tensor:
-        return to_torch(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
+        return torch.from_dlpack(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
 
     def learning_rate(self) -> float:
         return float(self.policy_learning_rate)
@@ -129,11 +117,11 @@ class _Agent(PPO):
         """Return the mean action as a torch network of raw observations."""
         layers: list[nn.Module] = []
         if scaler := self.scalers.get("observation_preprocessor"):
-            mean, variance = (to_torch(found).cpu() for found in (scaler.running_mean, scaler.running_variance))
+            mean, variance = map(torch.from_dlpack, (scaler.running_mean, scaler.running_variance))
             layers.append(ClippedNormalizer(mean, variance.sqrt() + scaler.epsilon, scaler.clip_threshold))
         parameters: Any = self.policy.state_dict.params["params"]
         for index in range(len(self._config.layers) + 1):
-            kernel, bias = (to_torch(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
+            kernel, bias = (torch.from_dlpack(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
             linear = nn.Linear(kernel.shape[0], kernel.shape[1])
             linear.load_state_dict({"weight": kernel.T, "bias": bias})
             layers += [linear, _ACTIVATIONS[self._config.activations][1]()]
@@ -219,7 +207,7 @@ class GradientMean:
         if self._group.alone:
             return gradient
         # In place, because nothing else uses this array.
-        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(to_torch(self._pack(gradient)))))
+        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(torch.from_dlpack(self._pack(gradient)))))
 
 
 class _SharedAdam:
@@ -252,12 +240,12 @@ class _Scaler(RunningStandardScaler):
 
     def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
         if train and x is not None:
-            self._merge(to_torch(x))
+            self._merge(torch.from_dlpack(x))
         return super().__call__(x, inverse=inverse)
 
     def _merge(self, rows: Tensor) -> None:
         arrays = (self.current_count, self.running_mean, self.running_variance)
-        count, mean, variance = (to_torch(array).double() for array in arrays)
+        count, mean, variance = (torch.from_dlpack(array).double() for array in arrays)
         merge_(count, mean, variance, self._group.sum_(row_sums(rows, mean)))
         self.current_count, self.running_mean, self.running_variance = (
             to_jax(merged.float(), self.device) for merged in (count, mean, variance)

@@ -106,9 +106,6 @@ class SkrlLearner(Learner):
         """Convert a tensor to an array of the framework."""
         return tensor
 
-    def to_torch(self, array: Any) -> Tensor:
-        return array
-
     @torch.no_grad()
     def collect(self) -> None:
         """Collect a rollout into the memory of the agent."""
@@ -117,7 +114,7 @@ class SkrlLearner(Learner):
         inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
         for _ in range(self.config.rollouts):
             actions, _ = self.agent.act(*inputs, **NO_SCHEDULE)
-            step = self._rollout_env.step(self.to_torch(actions))
+            step = self._rollout_env.step(torch.from_dlpack(actions))
             self._record(inputs, actions, step)
             inputs = self._inputs(step.obs)
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import ClippedNormalizer, mlp
-from paceline.learners.optimizers import average_gradients, broadcast_parameters, set_learning_rate
+from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
@@ -53,6 +53,8 @@ class _Agent(PPO):
         generator = torch.Generator().manual_seed(seed)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
         options = agent_options(config, widths, _Scaler, group=group, device=env.device)
+        # The gradient is clipped after it is averaged over ranks.
+        options["grad_norm_clip"] = 0.0
         super().__init__(
             models={"policy": _Policy(boxes, config, generator), "value": _Value(boxes, config, generator)},
             memory=memory,
@@ -67,7 +69,7 @@ class _Agent(PPO):
         modules = {name: part for name, part in self.checkpoint_modules.items() if isinstance(part, nn.Module)}
         self.networks = nn.ModuleDict(modules)
         """Networks and normalizers."""
-        self.scaler = _GradientAverage(rollout_env)
+        GradientHook(self.optimizer, rollout_env, config.grad_norm_clip)
         self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor, group, correction=1)
         self.init()
         self.enable_training_mode()
@@ -175,15 +177,3 @@ class _Scheduler(KLAdaptiveLR):
         self.divergences.append(self._rollout_env.average(cast("float", kl)))
         if self._adaptive:
             super().step(self.divergences[-1])
-
-
-class _GradientAverage(torch.amp.GradScaler):
-    """Averages gradients over ranks where skrl would undo the scaling of mixed precision: after the backward pass and
-    before the gradient is clipped."""
-
-    def __init__(self, rollout_env: RolloutEnv):
-        super().__init__(rollout_env.env.device.type, enabled=False)
-        self._group, self._share = rollout_env.group, rollout_env.share
-
-    def unscale_(self, optimizer: Optimizer) -> None:
-        average_gradients(self._group, self._share, optimizer)
