@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--name", default="compare", help="name of the file in bench/results")
     args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
     measured: dict[str, dict[str, list[float]]] = defaultdict(lambda: {side: [] for side in SIDES})
     for round_ in range(1, args.rounds + 1):
         # Reverse the order in every second round, so that a drift of the machine affects both sides.

@@ -1,4 +1,4 @@
-"""What every learner owes, alone and on two ranks: real processes, real libraries."""
+"""Contract of every learner, on one rank and on two, in real processes with the real libraries."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from paceline.training.build import build, playable
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
 
-WORLDS, SEED = 256, 3
+NUM_ENVS, SEED = 256, 3
 LONG_ENOUGH = 0.95 * 300
 METRICS = {"loss/surrogate", "loss/value", "loss/entropy", "policy/kl", "policy/learning_rate", "policy/std"}
 SECONDS = 240.0
@@ -36,18 +36,18 @@ SECONDS = 240.0
 
 def make(learner: str, group: Group) -> tuple[VecEnv, Learner]:
     settings = asdict(LEARNERS[learner].settings.from_training(ENTRY.training))
-    config = TrainConfig("cartpole", {}, learner, settings, num_envs=WORLDS, seed=SEED)
-    return build(config, group, shard_ranges(WORLDS, group.size)[group.rank.index])
+    config = TrainConfig("cartpole", {}, learner, settings, num_envs=NUM_ENVS, seed=SEED)
+    return build(config, group, shard_ranges(NUM_ENVS, group.size)[group.rank.index])
 
 
-def live(name: str) -> dict[str, Any]:
-    """One rank's life with a learner, and what the tests want to know of it."""
+def run_rank(name: str) -> dict[str, Any]:
+    """Train, save and resume on one rank; return what the tests compare."""
     torch.set_num_threads(1)
     group = Group(this_rank(()))
     env, learner = make(name, group)
-    handed_out = keep_steps(env)
+    returned = record_steps(env)
     first = learner.learn()
-    untouched = all(torch.equal(given, copy) for given, copy in handed_out)
+    untouched = all(torch.equal(given, copy) for given, copy in returned)
     env.step = type(env).step.__get__(env)
     seeds = torch.initial_seed()
 
@@ -58,25 +58,25 @@ def live(name: str) -> dict[str, Any]:
         iterations += 1
 
     saved = learner.state()
-    kept = common(saved)
+    recorded = common(saved)
     after = [learner.learn() for _ in range(2)]
-    _, heir = make(name, group)
-    heir.load_state(saved)
-    restored = common(heir.state())
-    resumed_at = heir.iteration
-    again = [heir.learn() for _ in range(2)]
+    _, resumed = make(name, group)
+    resumed.load_state(saved)
+    restored = common(resumed.state())
+    resumed_at = resumed.iteration
+    again = [resumed.learn() for _ in range(2)]
     found = {
-        "untouched": untouched and len(handed_out) > 0,
+        "untouched": untouched and len(returned) > 0,
         "seed": seeds,
         "first": first,
         "length": means.means()["length"],
         "iterations": iterations,
-        "common": kept,
+        "common": recorded,
         "restored": restored,
         "resumed_at": resumed_at,
         "after": after,
         "again": again,
-        "ends": [digest(learner.state()), digest(heir.state())],
+        "ends": [digest(learner.state()), digest(resumed.state())],
         "actions": learner.policy()({"policy": torch.linspace(-1.0, 1.0, 28).view(7, 4)}),
         "non_finite": learner.first_non_finite(),
     }
@@ -84,23 +84,23 @@ def live(name: str) -> dict[str, Any]:
     return found
 
 
-def keep_steps(env: VecEnv) -> list[tuple[Tensor, Tensor]]:
-    """From now on, every tensor that the env hands out, with a copy of it as it was."""
-    kept: list[tuple[Tensor, Tensor]] = []
+def record_steps(env: VecEnv) -> list[tuple[Tensor, Tensor]]:
+    """Record every tensor that the env returns from now on, with a copy."""
+    recorded: list[tuple[Tensor, Tensor]] = []
     step: Callable[[Tensor], Step] = env.step
 
-    def step_and_keep(actions: Tensor) -> Step:
+    def step_and_record(actions: Tensor) -> Step:
         result = step(actions)
         given = (*result.obs.values(), *result.final_obs.values(), result.reward, result.terminated, result.truncated)
-        kept.extend((tensor, tensor.clone()) for tensor in given)
+        recorded.extend((tensor, tensor.clone()) for tensor in given)
         return result
 
-    env.step = step_and_keep
-    return kept
+    env.step = step_and_record
+    return recorded
 
 
 def common(state: dict[str, Any]) -> dict[str, Any]:
-    """What should be the same on all ranks."""
+    """Return the part of a state that must be equal on all ranks."""
     return flat({key: part for key, part in state.items() if key != "envs"})
 
 
@@ -112,7 +112,7 @@ def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """Short, and the same only for the same bits."""
+    """Return a digest of all bits of a state."""
     sha = hashlib.sha256()
     for key, value in sorted(flat(state).items()):
         sha.update(key.encode())
@@ -132,47 +132,47 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module", params=[(name, ranks) for name in LEARNERS for ranks in (1, 2)], ids=str)
-def lives(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def results(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     name, ranks = request.param
-    return on_ranks(ranks, live, name, seconds=SECONDS)
+    return on_ranks(ranks, run_rank, name, seconds=SECONDS)
 
 
-def test_cartpole_is_learnt(lives: list[dict[str, Any]]):
-    assert lives[0]["length"] >= LONG_ENOUGH, f"after {lives[0]['iterations']} iterations"
+def test_cartpole_is_learned(results: list[dict[str, Any]]):
+    assert results[0]["length"] >= LONG_ENOUGH, f"after {results[0]['iterations']} iterations"
 
 
-def test_all_ranks_hold_the_same_networks_normalisers_optimiser_and_rate(lives: list[dict[str, Any]]):
-    assert len(lives[0]["common"]) > 10
-    for life in lives[1:]:
-        assert same(life["common"], lives[0]["common"])
-        assert torch.equal(life["actions"], lives[0]["actions"])
+def test_all_ranks_have_the_same_networks_normalizers_optimizer_and_learning_rate(results: list[dict[str, Any]]):
+    assert len(results[0]["common"]) > 10
+    for result in results[1:]:
+        assert same(result["common"], results[0]["common"])
+        assert torch.equal(result["actions"], results[0]["actions"])
 
 
-def test_metrics_are_those_of_all_ranks_under_the_same_names(lives: list[dict[str, Any]]):
-    for values in (lives[0]["first"], *lives[0]["after"]):
+def test_metrics_are_those_of_all_ranks_under_the_same_names(results: list[dict[str, Any]]):
+    for values in (results[0]["first"], *results[0]["after"]):
         assert set(values) >= METRICS | {"episodes", "length", "return", "failures", "overflows"}
         assert set(values) >= {"seconds/collect", "seconds/update"}
-    for life in lives[1:]:
-        assert [reduced(values) for values in life["after"]] == [reduced(values) for values in lives[0]["after"]]
+    for result in results[1:]:
+        assert [reduced(values) for values in result["after"]] == [reduced(values) for values in results[0]["after"]]
 
 
-def test_resume_goes_on_with_all_that_there_was(lives: list[dict[str, Any]]):
-    for life in lives:
-        assert life["resumed_at"] == life["iterations"]
-        assert same(life["restored"], life["common"])
-        assert [reduced(values) for values in life["again"]] == [reduced(values) for values in life["after"]]
-        assert life["ends"][0] == life["ends"][1]
+def test_a_resumed_learner_continues_bit_by_bit(results: list[dict[str, Any]]):
+    for result in results:
+        assert result["resumed_at"] == result["iterations"]
+        assert same(result["restored"], result["common"])
+        assert [reduced(values) for values in result["again"]] == [reduced(values) for values in result["after"]]
+        assert result["ends"][0] == result["ends"][1]
 
 
-def test_what_the_env_hands_out_is_not_written_to(lives: list[dict[str, Any]]):
-    assert all(life["untouched"] for life in lives)
+def test_tensors_of_the_env_are_not_modified(results: list[dict[str, Any]]):
+    assert all(result["untouched"] for result in results)
 
 
-def test_each_rank_draws_numbers_of_its_own(lives: list[dict[str, Any]]):
-    """The native one has no generator: its numbers are functions of the world, which is on one rank alone."""
-    assert all(life["non_finite"] is None for life in lives)
-    if "steps" not in lives[0]["common"]:
-        assert len({life["seed"] for life in lives}) == len(lives)
+def test_each_rank_has_its_own_seed(results: list[dict[str, Any]]):
+    """The native PPO uses no generator: its random numbers are functions of the env."""
+    assert all(result["non_finite"] is None for result in results)
+    if "steps" not in results[0]["common"]:
+        assert len({result["seed"] for result in results}) == len(results)
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "paceline"]
-    words = ["--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
-    command = [*launcher, "train", "--task=faulty", "--headless", "--distributed", *words, "--max-iterations", "2"]
+    argv = ["--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
+    command = [*launcher, "train", "--task=faulty", "--headless", "--distributed", *argv, "--max-iterations", "2"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
@@ -198,8 +198,8 @@ def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site
     on_ranks(1, check_export, run, site)
 
     # Rank 1 fails in the third iteration after the resume.
-    words = ["train", "--resume", str(run), "--ranks", "2", "--max-iterations", "40"]
-    process = start(tmp_path, site, *words, FAULT=f"raise:1:20:{tmp_path / 'fault'}")
+    argv = ["train", "--resume", str(run), "--ranks", "2", "--max-iterations", "40"]
+    process = start(tmp_path, site, *argv, FAULT=f"raise:1:20:{tmp_path / 'fault'}")
     printed, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     assert "from iteration 2" in printed

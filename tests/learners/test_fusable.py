@@ -58,8 +58,8 @@ def test_the_functions_of_an_env_step_are_graphs(name: str):
     actions = torch.linspace(-2.0, 2.0, 5 * eager.num_actions).view(5, eager.num_actions)
     with torch.no_grad():
         for _ in range(4):
-            for ours, theirs in zip(tensors(graphs.step(actions)), tensors(eager.step(actions)), strict=True):
-                torch.testing.assert_close(ours, theirs)
+            for found, expected in zip(tensors(graphs.step(actions)), tensors(eager.step(actions)), strict=True):
+                torch.testing.assert_close(found, expected)
     assert eager.faults().tolist() == [1.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""Libraries are extras: training without them, and what is said where one is missing."""
+"""Libraries are extras: training without them, and the error if one is missing."""
 
 import subprocess
 import sys
@@ -11,11 +11,11 @@ LIBRARIES = ("rsl_rl", "rl_games", "skrl", "jax", "flax", "optax", "gymnasium", 
 SMALL = ["--gpu-ids", "none", "--num-envs", "6", "--max-iterations", "1", "--run-dir", "run"]
 
 
-def paceline(cwd: Path, before: str, *words: str, after: str = "") -> subprocess.CompletedProcess[str]:
-    """The command line in an interpreter of its own, with something done before and after."""
+def paceline(cwd: Path, before: str, *argv: str, after: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command line in a new interpreter, with code before and after."""
     script = f"""import sys
 {before}
-sys.argv = ["paceline", *{list(words)!r}]
+sys.argv = ["paceline", *{list(argv)!r}]
 from paceline.__main__ import main
 try:
     main()
@@ -27,7 +27,7 @@ finally:
 
 
 def without(*packages: str) -> str:
-    """As if they were not installed."""
+    """Return code that makes packages look as if they were not installed."""
     return "; ".join(f"sys.modules[{package!r}] = None" for package in packages)
 
 
@@ -40,7 +40,7 @@ def without(*packages: str) -> str:
         ("skrl_jax", "jax", "jax"),
     ],
 )
-def test_a_missing_library_is_named_with_what_to_install(learner: str, package: str, extra: str, tmp_path: Path):
+def test_a_missing_library_is_named_with_the_extra_to_install(learner: str, package: str, extra: str, tmp_path: Path):
     done = paceline(tmp_path, without(package), "train", "cartpole", "--learner", learner, *SMALL)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
@@ -55,13 +55,13 @@ def test_the_native_learner_trains_without_any_of_them(tmp_path: Path):
 
 
 def test_the_native_learner_imports_none_of_them(tmp_path: Path):
-    told = f"print(sorted(set(sys.modules) & set({LIBRARIES!r})))"
-    done = paceline(tmp_path, "", "train", "cartpole", *SMALL, after=told)
+    print_imported = f"print(sorted(set(sys.modules) & set({LIBRARIES!r})))"
+    done = paceline(tmp_path, "", "train", "cartpole", *SMALL, after=print_imported)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
-def test_the_default_install_brings_none_of_them():
+def test_the_default_install_has_none_of_them():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     names = " ".join(project["dependencies"])
     assert not [name for name in (*LIBRARIES, "rsl-rl", "rl-games") if name in names]

@@ -1,4 +1,4 @@
-"""The libraries' own files as their users have them, and what is wrong with some."""
+"""Configuration files of the libraries, as their users have them, and invalid ones."""
 
 import dataclasses
 import inspect
@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.cli.train_arguments import parse as order
+from paceline.cli.train_arguments import parse
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.native_config import Native, read
-from paceline.learners.rl_games.native_keys import KEYS as RL_GAMES_KEYS
 from paceline.learners.rl_games.settings import RlGamesSettings
-from paceline.learners.rsl_rl.native_keys import KEYS as RSL_RL_KEYS
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.settings import Settings
-from paceline.learners.skrl.native_keys import KEYS as SKRL_KEYS
 from paceline.learners.skrl.settings import SkrlSettings
 
 RSL_RL = """
@@ -214,7 +211,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def changed(text: str, path: str, value: Any) -> str:
-    """A file with one value in it changed, or added."""
+    """Return a file with one value changed or added."""
     content = yaml.safe_load(text)
     *above, last = path.split(".")
     group = content
@@ -232,12 +229,12 @@ def test_a_file_of_rsl_rl_becomes_settings_and_options_of_the_run(tmp_path: Path
     found = native("rsl_rl", write(tmp_path, RSL_RL))
     assert found.settings == RSL_RL_SETTINGS
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 50}
-    assert {"device", "experiment_name", "logger", "resume", "load_run"} <= set(found.ours)
+    assert {"device", "experiment_name", "logger", "resume", "load_run"} <= set(found.ignored)
 
 
-def test_an_older_file_of_rsl_rl_says_the_same(tmp_path: Path):
+def test_a_file_of_an_older_rsl_rl_gives_the_same_settings(tmp_path: Path):
     found = native("rsl_rl", write(tmp_path, OLDER_RSL_RL))
-    assert (found.settings, found.run, found.ours) == (RSL_RL_SETTINGS, {"max_iterations": 150}, ())
+    assert (found.settings, found.run, found.ignored) == (RSL_RL_SETTINGS, {"max_iterations": 150}, ())
 
 
 def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Path):
@@ -256,7 +253,7 @@ def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Pa
     )
     assert type(vars(found.settings)["critic_coef"]) is float
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 25}
-    assert {"params.config.score_to_win", "params.config.env_name"} <= set(found.ours)
+    assert {"params.config.score_to_win", "params.config.env_name"} <= set(found.ignored)
 
 
 @pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])
@@ -273,29 +270,29 @@ def test_a_file_of_skrl_becomes_settings_and_options_of_the_run(learner: str, tm
         time_limit_bootstrap=False,
         rewards_shaper_scale=0.1,
     )
-    # The file counts steps: 4800 of them, 32 to an iteration.
+    # The file counts 4800 steps, 32 per iteration.
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 10}
-    assert "models.separate (policy and value have separate layers)" in found.ours
+    assert "models.separate (policy and value have separate layers)" in found.ignored
 
 
-def test_what_a_file_leaves_out_stays_as_the_task_has_it(tmp_path: Path):
+def test_settings_that_a_file_does_not_have_are_those_of_the_task(tmp_path: Path):
     base = RslRlSettings(num_steps_per_env=7, gamma=0.5)
     found = native("rsl_rl", write(tmp_path, "algorithm: {lam: 0.9}"), base)
     assert found == Native(dataclasses.replace(base, lam=0.9), {}, ())
 
 
-def test_what_a_file_leaves_to_the_library_stays_too(tmp_path: Path):
+def test_auto_null_and_negative_values_leave_options_unset(tmp_path: Path):
     text = changed(changed(SKRL, "agent.experiment.checkpoint_interval", "auto"), "seed", None)
     assert native("skrl", write(tmp_path, text)).run == {"max_iterations": 150}
     text = changed(changed(RL_GAMES, "params.config.max_epochs", -1), "params.seed", 0)
     assert native("rl_games", write(tmp_path, text)).run == {"seed": 0, "checkpoint_every": 25}
 
 
-def test_an_observation_preprocessor_counts_where_there_is_one(tmp_path: Path):
+def test_an_observation_preprocessor_takes_precedence_over_a_state_preprocessor(tmp_path: Path):
     text = changed(changed(SKRL, "agent.observation_preprocessor", None), "agent.gae_lambda", 0.95)
     found = native("skrl", write(tmp_path, text))
     assert vars(found.settings)["observation_normalization"] is False
-    assert "agent.state_preprocessor" in found.ours
+    assert "agent.state_preprocessor" in found.ignored
 
 
 def test_a_central_value_network_like_the_actor_is_supported(tmp_path: Path):
@@ -306,7 +303,7 @@ def test_a_central_value_network_like_the_actor_is_supported(tmp_path: Path):
 
 
 @pytest.mark.parametrize("per_env", [1, 2, 16, 32])
-def test_a_minibatch_is_shared_among_the_worlds(per_env: int, tmp_path: Path):
+def test_minibatch_size_is_divided_by_the_number_of_envs(per_env: int, tmp_path: Path):
     found = native("rl_games", write(tmp_path, RL_GAMES), num_envs=16384 // per_env)
     assert vars(found.settings)["minibatch_size_per_env"] == per_env
 
@@ -318,9 +315,9 @@ def test_a_minibatch_that_does_not_fit_the_envs_is_rejected_with_one_that_does(
     file = write(tmp_path, RL_GAMES)
     with pytest.raises(
         UserError, match=f"learner.yaml: params.config.minibatch_size 16384 does not fit {num_envs} envs"
-    ) as refusal:
+    ) as error:
         native("rl_games", file, num_envs=num_envs)
-    assert f"--rl-games.minibatch-size-per-env {near}, which makes it {near * num_envs}" in str(refusal.value)
+    assert f"--rl-games.minibatch-size-per-env {near}, which makes it {near * num_envs}" in str(error.value)
     text = changed(RL_GAMES, "params.config.minibatch_size", near * num_envs)
     for found in (
         native("rl_games", file, num_envs=num_envs, minibatch_size_per_env=near),
@@ -329,7 +326,7 @@ def test_a_minibatch_that_does_not_fit_the_envs_is_rejected_with_one_that_does(
         assert vars(found.settings)["minibatch_size_per_env"] == near
 
 
-def test_a_minibatch_of_unknown_worlds_is_refused(tmp_path: Path):
+def test_minibatch_size_without_a_number_of_envs_is_rejected(tmp_path: Path):
     with pytest.raises(UserError, match=r"minibatch_size 16384 with --total-envs: give --rl-games.minibatch-size-per"):
         native("rl_games", write(tmp_path, RL_GAMES), num_envs=None)
 
@@ -374,17 +371,19 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("learner", "path", "value", "said"), BAD)
-def test_what_cannot_be_done_is_refused_by_its_path(learner: str, path: str, value: Any, said: str, tmp_path: Path):
+@pytest.mark.parametrize(("learner", "path", "value", "message"), BAD)
+def test_an_unsupported_value_is_rejected_with_its_path(
+    learner: str, path: str, value: Any, message: str, tmp_path: Path
+):
     native(learner, write(tmp_path, FILES[learner]))
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         native(learner, write(tmp_path, changed(FILES[learner], path, value)))
-    assert f"learner.yaml: {path.replace('.0', '')}" in str(refusal.value)
-    assert said in str(refusal.value)
-    assert len(str(refusal.value).splitlines()) == 1
+    assert f"learner.yaml: {path.replace('.0', '')}" in str(error.value)
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path):
+def test_a_value_out_of_bounds_is_rejected_with_the_file(tmp_path: Path):
     file = write(tmp_path, changed(RSL_RL, "algorithm.gamma", 1.5))
     with pytest.raises(UserError, match=r"learner.yaml, combined with the flags: --rsl-rl.gamma 1.5 must be between"):
         native("rsl_rl", file)
@@ -393,7 +392,7 @@ def test_a_value_out_of_bounds_is_refused_with_the_file(tmp_path: Path):
 
 @pytest.mark.parametrize("learner", ["ppo", *FILES])
 @pytest.mark.parametrize("other", ["rsl_rl", "rl_games", "skrl"])
-def test_a_file_of_another_library_is_known_as_such(learner: str, other: str, tmp_path: Path):
+def test_a_file_of_another_library_is_recognized(learner: str, other: str, tmp_path: Path):
     if other == learner.removesuffix("_jax"):
         return
     with pytest.raises(UserError, match=f"is a file of {other}, by its key '.*': use --learner {other}"):
@@ -401,7 +400,7 @@ def test_a_file_of_another_library_is_known_as_such(learner: str, other: str, tm
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "cannot read --learner-config .*learner.yaml: No such file"),
         (b"a: [1", "is not plain YAML: .*line 1"),
@@ -411,13 +410,13 @@ def test_a_file_of_another_library_is_known_as_such(learner: str, other: str, tm
         (b"", "is not a configuration: it holds no keys"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_in_one_line(content: bytes | None, said: str, tmp_path: Path):
+def test_a_file_that_cannot_be_read_is_rejected_in_one_line(content: bytes | None, message: str, tmp_path: Path):
     file = tmp_path / "learner.yaml"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=message) as error:
         native("rsl_rl", file)
-    assert len(str(refusal.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_the_native_learner_has_no_file(tmp_path: Path):
@@ -434,7 +433,7 @@ def test_the_keys_of_rsl_rl_are_those_of_the_installed_one():
     from rsl_rl.models import CNNModel, MLPModel, RNNModel
     from rsl_rl.modules.distribution import GaussianDistribution
 
-    keys, made = RSL_RL_KEYS, ("obs", "obs_groups", "obs_set", "output_dim")
+    keys, made = LEARNERS["rsl_rl"].native_keys, ("obs", "obs_groups", "obs_set", "output_dim")
     algorithm = names(PPO, "actor", "critic", "storage", "device", "multi_gpu_cfg")
     # share_cnn_encoders is taken out before the constructor.
     assert keys["algorithm"].keys() == algorithm | {"class_name", "share_cnn_encoders"}
@@ -455,7 +454,10 @@ def test_the_keys_of_skrl_are_those_of_the_installed_one():
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
 
-    keys, made = SKRL_KEYS, ("observation_space", "state_space", "action_space", "device", "return_source")
+    keys, made = (
+        LEARNERS["skrl"].native_keys,
+        ("observation_space", "state_space", "action_space", "device", "return_source"),
+    )
     of_version_1 = {"lambda", "clip_predicted_values", "random_timesteps", "learning_starts"}
     assert keys["agent"].keys() - {"class", "rewards_shaper_scale"} == fields(PPO_CFG) | of_version_1
     assert keys["agent"]["experiment"].keys() == fields(ExperimentCfg)
@@ -476,7 +478,7 @@ def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
         source = "".join(inspect.getsource(kind) for kind in kinds)
         return set(re.findall(rf"""\b{of}(?:\.get\(|\[)['"](\w+)['"]""", source))
 
-    keys = RL_GAMES_KEYS["params"]
+    keys = LEARNERS["rl_games"].native_keys["params"]
     # "network" is put there by the library itself.
     assert read_by(A2CBase, ContinuousA2CBase, A2CAgent, of="config") - {"network"} <= keys["config"].keys()
     central = keys["config"]["central_value_config"].keys() | {"device", "print_stats"}
@@ -487,16 +489,16 @@ def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
     assert keys["config"]["reward_shaper"].keys() == names(DefaultRewardsShaper)
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_task(tmp_path: Path):
-    words = ["cartpole", "--gpu-ids", "none", "--learner", "rsl_rl", "--learner_config", str(write(tmp_path, RSL_RL))]
-    config = order([*words, "--rsl-rl.lam=0.5", "--rsl_rl.num_learning_epochs", "3", "--seed", "7"]).config
+def test_flags_take_precedence_over_the_file_and_the_file_over_the_task(tmp_path: Path):
+    argv = ["cartpole", "--gpu-ids", "none", "--learner", "rsl_rl", "--learner_config", str(write(tmp_path, RSL_RL))]
+    config = parse([*argv, "--rsl-rl.lam=0.5", "--rsl_rl.num_learning_epochs", "3", "--seed", "7"]).config
     expected = dataclasses.replace(RSL_RL_SETTINGS, lam=0.5, num_learning_epochs=3)
     assert config.settings == dataclasses.asdict(expected)
     assert (config.seed, config.max_iterations, config.checkpoint_every) == (7, 150, 50)
 
 
 def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
-    words = [
+    argv = [
         "cartpole",
         "--gpu-ids",
         "none",
@@ -506,9 +508,9 @@ def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
         str(write(tmp_path, RL_GAMES)),
     ]
     with pytest.raises(UserError, match="does not fit 256 envs per rank and horizon_length 32"):
-        order(words)
+        parse(argv)
     settings = [
-        settings_of("rl_games", order([*words, *more]).config.settings)
+        settings_of("rl_games", parse([*argv, *more]).config.settings)
         for more in (
             ["--num-envs", "1024"],
             ["--rl-games.minibatch-size-per-env", "8"],
@@ -518,21 +520,21 @@ def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
     assert [(each.horizon, each.minibatches) for each in settings] == [(32, 2), (32, 4), (64, 1)]
 
 
-def test_a_file_with_a_run_to_resume_is_refused(tiny_run: Path, tmp_path: Path):
+def test_a_file_with_a_run_to_resume_is_rejected(tiny_run: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"--learner-config file.yaml with --resume: the run has its settings"):
-        order(["--resume", str(tiny_run), "--learner-config", "file.yaml"])
+        parse(["--resume", str(tiny_run), "--learner-config", "file.yaml"])
 
 
-def test_a_run_trains_with_the_files_horizon_and_tells_what_it_sees_to_itself(tmp_path: Path):
+def test_a_run_trains_with_the_horizon_of_the_file_and_lists_ignored_keys(tmp_path: Path):
     write(tmp_path, RSL_RL)
-    words = ["--learner", "rsl_rl", "--learner-config", "learner.yaml", "--gpu-ids", "none", "--num-envs", "8"]
+    argv = ["--learner", "rsl_rl", "--learner-config", "learner.yaml", "--gpu-ids", "none", "--num-envs", "8"]
     command = [
         sys.executable,
         "-m",
         "paceline",
         "train",
         "cartpole",
-        *words,
+        *argv,
         "--max-iterations",
         "2",
         "--run-dir",

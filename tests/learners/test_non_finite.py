@@ -62,7 +62,7 @@ class Broken(Drift):
         return terms
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
-        """Nothing is learned from it."""
+        """Return a metric, which learning does not use."""
         return {"undefined": torch.full_like(state.qpos[:, 0], torch.nan)}
 
 
@@ -116,19 +116,19 @@ CASES: dict[str, tuple[Broken, str | None]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])
 def test_the_first_place_is_named(name: str, case: str):
-    task, said = CASES[case]
+    task, expected = CASES[case]
     learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
-    assert learner.first_non_finite() == said
+    assert learner.first_non_finite() == expected
 
 
 @pytest.mark.parametrize("case", ["nothing", "a reward", "an observation"])
 @pytest.mark.parametrize("name", ["rl_games", "skrl", "skrl_jax"])
 def test_every_learner_names_it(name: str, case: str):
-    task, said = CASES[case]
+    task, expected = CASES[case]
     learner = make(name, RobotEnv(task, ENVS, first_env=FIRST))
     learner.learn()
-    assert learner.first_non_finite() == said
+    assert learner.first_non_finite() == expected
 
 
 @pytest.mark.parametrize("name", ["ppo", "rsl_rl"])

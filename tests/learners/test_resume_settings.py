@@ -175,7 +175,7 @@ def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_setting_that_cannot_change_is_refused_by_name(learner: str, tmp_path: Path):
+def test_a_setting_that_cannot_change_is_rejected_by_name(learner: str, tmp_path: Path):
     settings = SETTINGS[learner]
     run(tmp_path / "run", learner, settings, 1, resume=False)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}

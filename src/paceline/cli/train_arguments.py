@@ -125,7 +125,7 @@ def parse(argv: list[str]) -> TrainCommand:
     if file:
         native = _read_native(file, selection, rest, defaults)
         defaults = _Defaults(defaults.env, native.settings, defaults.run | native.run)
-        notes = (f"{file}: Paceline itself sets {', '.join(native.ours)}",) if native.ours else ()
+        notes = (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
     arguments = _parse_rest(rest, selection, defaults)
     return TrainCommand(arguments, _config(arguments, stored), run, notes)
 

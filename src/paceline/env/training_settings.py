@@ -7,40 +7,41 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings with which a task trains well. Each learner translates them into settings of its own."""
+    """Settings with which a task trains well. Each learner translates them into its own settings, with these docstrings
+    as help texts. `minibatches` must divide `horizon`."""
 
     horizon: int = 24
-    """Number of steps per env and iteration."""
+    """Number of steps per env and iteration; at least 1."""
     epochs: int = 5
-    """Number of passes over the samples of an iteration."""
+    """Number of passes over the samples of an iteration; at least 1."""
     minibatches: int = 4
-    """Number of minibatches per epoch. Must divide `horizon`."""
+    """Number of minibatches per epoch; at least 1."""
     hidden_layers: tuple[int, ...] = (256, 128, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: str = "elu"
-    """Activation function of the hidden layers: elu, relu or tanh."""
+    """Activation function of the hidden layers."""
     learning_rate: float = 1e-3
-    """Learning rate at the start."""
+    """Learning rate at the start; above 0."""
     desired_kl: float = 0.01
-    """KL divergence per update at which an adaptive learning rate aims; 0 keeps the learning rate constant."""
+    """KL divergence per minibatch at which the adaptive learning rate aims; 0 keeps the learning rate constant."""
     discount: float = 0.99
-    """Discount factor, usually called gamma."""
+    """Discount factor of future rewards, often called gamma; 0 to 1."""
     gae_lambda: float = 0.95
-    """Decay of generalized advantage estimation."""
+    """Decay of generalized advantage estimation, often called lambda; 0 to 1."""
     clip: float = 0.2
-    """Clipping range of the probability ratio."""
+    """Clipping range of the probability ratio, and of the change of the value; above 0."""
     clip_value: bool = True
-    """Whether the value loss is clipped as well."""
+    """Clip the change of the value in the value loss."""
     value_loss_weight: float = 1.0
-    """Weight of the value loss."""
+    """Weight of the value loss; at least 0."""
     entropy_weight: float = 0.005
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; at least 0."""
     max_gradient_norm: float = 1.0
-    """Norm to which gradients are clipped."""
+    """Norm to which the gradient is clipped; above 0."""
     initial_std: float = 1.0
-    """Standard deviation of the action noise at the start."""
+    """Standard deviation of the action noise at the start; above 0."""
     normalize_observations: bool = True
-    """Whether observations are normalized by their running mean and variance."""
+    """Normalize observations by their running mean and standard deviation."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Values for single learners, by the learner's name and the field of its settings, for example
     {"rsl_rl": {"num_steps_per_env": 16}}."""

@@ -1,26 +1,39 @@
-"""The interface of a learner, and the table of learners."""
+"""The base class of learners, and the table of learners."""
 
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from paceline.distributed.group import Group
+from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
+from paceline.learners.native_keys import Keys
+from paceline.learners.networks import Policy
+from paceline.learners.rollout import Clock, RolloutEnv
 from paceline.learners.settings import Settings
+from paceline.learners.state import load_state_of, state_of
 from paceline.validation import from_dict
 
-if TYPE_CHECKING:
-    from paceline.distributed.group import Group
-    from paceline.env.vec_env import VecEnv
-    from paceline.learners.networks import Policy
 
+class Learner(ABC):
+    """Trains a policy in a `VecEnv`, one iteration at a time. A subclass calls this constructor first, and sets
+    `parts`."""
 
-class Learner(Protocol):
-    """Trains a policy in a `VecEnv`, one iteration at a time."""
+    parts: dict[str, Any]
+    """Everything that a checkpoint holds beside the iteration and the envs: "networks", "normalizers" and others, as
+    `state_of` takes them."""
 
-    iteration: int
-    """Number of iterations done."""
+    def __init__(self, env: VecEnv, seed: int, group: Group):
+        self.env = env
+        self.iteration = 0
+        """Number of iterations done."""
+        self._group = group
+        self._rollout_env = RolloutEnv(env, seed, group)
 
     def learn(self) -> dict[str, float]:
         """Run one iteration, which collects a rollout and updates the policy, and return its metrics.
@@ -29,33 +42,53 @@ class Learner(Protocol):
         `log_names`; "failures" and "overflows" of `VecEnv.faults`; and losses. "seconds/collect" and "seconds/update"
         are those of this rank.
         """
-        ...
+        self._rollout_env.begin_iteration(self.iteration)
+        clock = Clock(self.env.device)
+        self.collect()
+        clock.lap()
+        losses = self.update()
+        clock.lap()
+        self.iteration += 1
+        return self._rollout_env.report(losses, clock)
+
+    def collect(self) -> Any:
+        """Collect a rollout."""
+        raise NotImplementedError
+
+    def update(self) -> Any:
+        """Update the policy on the latest rollout; return the losses by name."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """Return the current policy, without exploration noise, as a module over a dict of observation groups."""
+
+    @abstractmethod
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Replace the current learning rate, which may have been adapted since the start."""
 
     def state(self) -> dict[str, Any]:
         """Return the full state as nested dicts of tensors and numbers. "iteration" is the number of iterations done,
         and "envs" the state of this rank's envs, tensors [env, ...]. All other values are the same on all ranks."""
-        ...
+        return {**state_of(self.parts), "iteration": self.iteration, "envs": self.env.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of `state`."""
-        ...
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Replace the current learning rate, which may have been adapted since the start."""
-        ...
+        self._load_parts(state, self.parts)
+        self._rollout_env.load_state(state["envs"])
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Load only the policy from a state of `state`, which may have another number of envs."""
-        ...
+        self._load_parts(state, self.parts.keys() & {"networks", "normalizers"})
+
+    def _load_parts(self, state: dict[str, Any], names: Iterable[str]) -> None:
+        self.iteration = state["iteration"]
+        load_state_of({name: self.parts[name] for name in names}, state)
 
     def first_non_finite(self) -> str | None:
         """Return a phrase that names the first reward or observation of this rank's envs in the latest iteration that
         is not finite, or None if all are. Not for the hot path."""
-        ...
-
-    def policy(self) -> "Policy":
-        """Return the current policy, without exploration noise, as a module over a dict of observation groups."""
-        ...
+        return self._rollout_env.first_non_finite()
 
 
 @dataclass(frozen=True)
@@ -66,8 +99,6 @@ class LearnerKind:
     """Class of the learner, as module:name relative to this package."""
     settings_class: str
     """Class of its settings, as module:name relative to this package."""
-    native_keys: str = ""
-    """Module with the keys of the library's configuration files, relative to this package."""
     packages: tuple[str, ...] = ()
     """Packages that it imports beyond the default install."""
     extra: str = ""
@@ -77,7 +108,12 @@ class LearnerKind:
     def settings(self) -> type[Settings]:
         return _attribute(self.settings_class)
 
-    def make(self, env: "VecEnv", settings: Settings, seed: int, group: "Group") -> Learner:
+    @property
+    def native_keys(self) -> Keys:
+        """Keys of the library's configuration files; empty for the native PPO."""
+        return getattr(sys.modules[self.settings.__module__], "NATIVE_KEYS", {})
+
+    def make(self, env: VecEnv, settings: Settings, seed: int, group: Group) -> Learner:
         """Create the learner with new weights."""
         return _attribute(self.learner)(env, settings, seed, group)
 
@@ -90,28 +126,18 @@ class LearnerKind:
                 )
 
 
+def _attribute(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(f"paceline.learners.{module}"), name)
+
+
+_SKRL = "skrl.settings:SkrlSettings"
 LEARNERS = {
     "ppo": LearnerKind("ppo.ppo:Ppo", "ppo.settings:PpoSettings"),
-    "rsl_rl": LearnerKind(
-        "rsl_rl.learner:RslRl", "rsl_rl.settings:RslRlSettings", "rsl_rl.native_keys", ("rsl_rl",), "rsl-rl"
-    ),
-    "rl_games": LearnerKind(
-        "rl_games.learner:RlGames",
-        "rl_games.settings:RlGamesSettings",
-        "rl_games.native_keys",
-        ("rl_games",),
-        "rl-games",
-    ),
-    "skrl": LearnerKind(
-        "skrl.torch_learner:SkrlTorch", "skrl.settings:SkrlSettings", "skrl.native_keys", ("skrl",), "skrl"
-    ),
-    "skrl_jax": LearnerKind(
-        "skrl.jax_learner:SkrlJax",
-        "skrl.settings:SkrlSettings",
-        "skrl.native_keys",
-        ("skrl", "jax", "flax", "optax"),
-        "jax",
-    ),
+    "rsl_rl": LearnerKind("rsl_rl.learner:RslRl", "rsl_rl.settings:RslRlSettings", ("rsl_rl",), "rsl-rl"),
+    "rl_games": LearnerKind("rl_games.learner:RlGames", "rl_games.settings:RlGamesSettings", ("rl_games",), "rl-games"),
+    "skrl": LearnerKind("skrl.torch_learner:SkrlTorch", _SKRL, ("skrl",), "skrl"),
+    "skrl_jax": LearnerKind("skrl.jax_learner:SkrlJax", _SKRL, ("skrl", "jax", "flax", "optax"), "jax"),
 }
 
 
@@ -121,8 +147,3 @@ def settings_of(learner: str, values: dict[str, Any]) -> Settings:
     if learner not in LEARNERS:
         raise unknown("learner", learner, LEARNERS)
     return from_dict(LEARNERS[learner].settings, values, f"settings of learner {learner}")
-
-
-def _attribute(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(import_module(f"paceline.learners.{module}"), name)

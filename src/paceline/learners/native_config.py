@@ -2,9 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,7 +11,7 @@ import yaml
 
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS
-from paceline.learners.native_keys import KEEP, Key, Only, Ours, RunOption, Setting
+from paceline.learners.native_keys import KEEP, Ignored, Key, Keys, Only, RunOption, Setting
 from paceline.learners.settings import Settings
 from paceline.validation import Count, PerIteration, check_value, parse_yaml, read_text
 
@@ -27,7 +26,7 @@ class Native:
     settings: Settings
     run: dict[str, int]
     """Options of the run that the file sets: max_iterations, seed, checkpoint_every."""
-    ours: tuple[str, ...]
+    ignored: tuple[str, ...]
     """Paths of the keys that have no effect in Paceline."""
 
 
@@ -36,150 +35,141 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
 
     `num_envs` is the number of envs per rank, if it is known; minibatch_size of RL-Games depends on it.
     """
-    found = _Found(str(file), get_type_hints(type(base)) | {"minibatch_size": int})
-    found.walk(_load(file, learner), (), _native_keys(learner).KEYS)
-    values = found.settings
-    whole = values.pop("minibatch_size", None)
-    if whole is not None and "minibatch_size_per_env" not in given:
-        horizon = (vars(base) | values | dict(given))["horizon_length"]
-        where = f"{file}: {found.where['minibatch_size']}"
-        values["minibatch_size_per_env"] = _per_env(whole, num_envs, horizon, where)
-    settings = dataclasses.replace(base, **values | dict(given))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    content = _load(file, learner)
+    try:
+        found, run, ignored = _interpret(content, LEARNERS[learner].native_keys, get_type_hints(type(base)))
+        size, where = found.pop("minibatch_size", (None, ""))
+        values = {name: value for name, (value, _) in found.items()} | dict(given)
+        if size is not None and "minibatch_size_per_env" not in given:
+            horizon = (vars(base) | values)["horizon_length"]
+            values["minibatch_size_per_env"] = _per_env(size, num_envs, horizon, where)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    settings = dataclasses.replace(base, **values)  # pyright: ignore[reportArgumentType]
     try:
         settings.check()
     except UserError as error:
         raise UserError(f"{file}, combined with the flags: {error}") from None
-    for option in found.in_steps:
-        found.run[option] = max(1, found.run[option] // settings.horizon)
-    return Native(settings, found.run, tuple(found.ours))
-
-
-def _native_keys(learner: str) -> Any:
-    """Return the module with the keys that a library's files have."""
-    return import_module(f"paceline.learners.{LEARNERS[learner].native_keys}")
+    iterations = {key.name: max(1, value // settings.horizon) if key.in_steps else value for key, value in run.items()}
+    return Native(settings, iterations, tuple(ignored))
 
 
 def _load(file: Path, learner: str) -> dict[str, Any]:
     try:
-        text = read_text(file)
+        content = parse_yaml(read_text(file), aliases=True)
     except OSError as error:
         raise UserError(f"cannot read --learner-config {file}: {error.strerror}") from None
-    except ValueError:
+    except UnicodeDecodeError:
         raise UserError(f"--learner-config {file} is not a text file: give a YAML file") from None
-    try:
-        content = parse_yaml(text, aliases=True)
     except ValueError as error:
         raise UserError(f"--learner-config {file} is not plain YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"--learner-config {file} is not a configuration: it holds no keys")
-    readable = [name for name, kind in LEARNERS.items() if kind.native_keys]
-    marks = {name: _native_keys(name).MARKS & content.keys() for name in readable}
-    looks = max(readable, key=lambda name: (len(marks[name]), name == learner))
-    if marks[looks] and LEARNERS[looks].native_keys != LEARNERS[learner].native_keys:
-        mark = min(marks[looks])
+    known = {name: kind.native_keys.keys() for name, kind in LEARNERS.items() if kind.native_keys}
+    looks = max(known, key=lambda name: (len(content.keys() & known[name]), name == learner))
+    if marks := content.keys() & known[looks] - known.get(learner, set()):
+        mark = min(marks)
         raise UserError(f"--learner-config {file} is a file of {looks}, by its key {mark!r}: use --learner {looks}")
-    if learner not in readable:
-        raise UserError(f"--learner-config {file} with --learner {learner}: choose from {', '.join(readable)}")
+    if learner not in known:
+        raise UserError(f"--learner-config {file} with --learner {learner}: choose from {', '.join(known)}")
     return content
 
 
-@dataclass
-class _Found:
-    """Values found in a file."""
-
-    file: str
-    hints: dict[str, Any]
-    """Types of the settings."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    where: dict[str, str] = field(default_factory=dict)
-    """Path of the key that set each setting."""
-    run: dict[str, int] = field(default_factory=dict)
-    in_steps: list[str] = field(default_factory=list)
-    """Options of the run that the file counts in steps."""
-    ours: list[str] = field(default_factory=list)
-
-    def walk(self, content: dict[str, Any], above: tuple[str, ...], known: Mapping[str, Any]) -> None:
-        for name, value in content.items():
-            path = ".".join((*above, str(name)))
-            if name not in known:
-                raise UserError(f"{self.file}: {path}: {unknown('key', str(name), known)}")
-            key = known[name]
-            if isinstance(key, Mapping):
-                self.walk(self._group(value, path), (*above, name), key)
-            elif isinstance(key, Setting) and key.unless in content:
-                self.ours.append(path)
-            else:
-                self._take(key, value, path)
-
-    def _group(self, value: Any, path: str) -> dict[str, Any]:
-        # Networks of skrl are lists of parts.
-        parts = value if isinstance(value, list) else [value]
-        if len(parts) > 1:
-            raise UserError(f"{self.file}: {path} has {len(parts)} parts: Paceline's networks have one")
-        group: Any = parts[0] if parts and parts[0] is not None else {}
-        if not isinstance(group, dict):
-            raise self._wrong(path, value, "a group of keys")
-        return group
-
-    def _take(self, key: Key, value: Any, path: str) -> None:
-        value = float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
+def _interpret(
+    content: dict[str, Any], keys: Keys, hints: dict[str, Any]
+) -> tuple[dict[str, tuple[Any, str]], dict[RunOption, int], list[str]]:
+    """Return the settings in a file, each with the path of its key; the options of the run; and the ignored keys.
+    `hints` are the types of the settings."""
+    settings: dict[str, tuple[Any, str]] = {}
+    run: dict[RunOption, int] = {}
+    ignored: list[str] = []
+    for path, key, value in _flatten(content, keys):
         match key:
-            case Setting():
-                self._set(key, value, path)
-            case RunOption():
-                number = key.least - 1 if value in (None, *key.unset) else self._typed(value, int, path)
-                if number >= key.least:
-                    self.run[key.name] = number
-                    self.in_steps += [key.name] * key.in_steps
-                    if key.setting:
-                        self.settings[key.setting] = number
+            case Ignored():
+                ignored.append(f"{path} ({key.note})" if key.note else path)
             case Only():
-                if _bare(value) not in [_bare(allowed) for allowed in key.values]:
-                    supported = " or ".join(_shown(allowed) for allowed in key.values) or "files without it"
-                    remedy = f"; {key.remedy}" if key.remedy else ""
+                _check_supported(key, value, path)
+            case RunOption():
+                unset = value is None or (key.auto and value == "auto")
+                number = key.minimum - 1 if unset else _typed(value, int, path)
+                if number >= key.minimum:
+                    run[key] = number
+                    settings |= {key.setting: (number, path)} if key.setting else {}
+            case Setting():
+                setting = _setting(key, value, hints.get(key.name, int), path)
+                first, first_path = (KEEP, "") if setting is KEEP else settings.setdefault(key.name, (setting, path))
+                if setting != first:
                     raise UserError(
-                        f"{self.file}: {path} is {_shown(value)}: Paceline supports only {supported}{remedy}"
+                        f"{path} is {_shown(setting)}, but {first_path} is {_shown(first)}: "
+                        "Paceline has one value for both"
                     )
-            case Ours():
-                self.ours.append(f"{path} ({key.note})" if key.note else path)
+    return settings, run, ignored
 
-    def _set(self, key: Setting, value: Any, path: str) -> None:
-        if key.words is not None:
-            words = {_bare(word): meaning for word, meaning in key.words.items()}
-            if isinstance(value, (list, dict)) or _bare(value) not in words:
-                raise self._wrong(path, value, _one_of(key.words))
-            value = words[_bare(value)]
-        elif value is None and key.null is not None:
-            value = key.null
-        if value is KEEP:
-            return
-        value = self._typed(value, self.hints[key.name], path)
-        before = self.settings.setdefault(key.name, value)
-        if before != value:
-            raise UserError(
-                f"{self.file}: {path} is {_shown(value)}, but {self.where[key.name]} is {_shown(before)}: "
-                "Paceline has one value for both"
-            )
-        self.where.setdefault(key.name, path)
 
-    def _typed(self, value: Any, hint: Any, path: str) -> Any:
-        """Convert a value to the type of a setting, or raise UserError."""
-        if get_origin(hint) is Literal:
-            # skrl takes one name for all layers, or one for each layer.
-            words = value if isinstance(value, list) else [value]
-            if words and words[0] in get_args(hint) and words == words[:1] * len(words):
-                return words[0]
-            raise self._wrong(path, value, _one_of(get_args(hint)))
-        if get_origin(hint) is tuple:
-            if isinstance(value, list) and all(type(item) is int for item in value):
-                return tuple(value)
-            raise self._wrong(path, value, "a list of whole numbers")
-        if type(value) is hint or (hint is float and type(value) is int):
-            return hint(value)
-        raise self._wrong(path, value, {int: "a whole number", float: "a number", bool: "true or false"}[hint])
+def _flatten(content: dict[str, Any], keys: Keys, above: str = "") -> Iterator[tuple[str, Key, Any]]:
+    """Yield the path, the kind and the value of each key. Raise UserError for an unknown key."""
+    for name, value in content.items():
+        path = f"{above}{name}"
+        if name not in keys:
+            raise UserError(f"{path}: {unknown('key', str(name), keys)}")
+        key = keys[name]
+        if isinstance(key, Mapping):
+            yield from _flatten(_group(value, path), key, f"{path}.")
+        elif isinstance(key, Setting) and key.unless in content:
+            yield path, Ignored(), value
+        else:
+            yield path, key, float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
-    def _wrong(self, path: str, value: Any, expected: str) -> UserError:
-        return UserError(f"{self.file}: {path} is {_shown(value)}, but must be {expected}")
+
+def _group(value: Any, path: str) -> dict[str, Any]:
+    # Networks of skrl are lists of parts.
+    parts = value if isinstance(value, list) else [value]
+    if len(parts) > 1:
+        raise UserError(f"{path} has {len(parts)} parts: Paceline's networks have one")
+    group: Any = parts[0] if parts and parts[0] is not None else {}
+    if not isinstance(group, dict):
+        raise _wrong(path, value, "a group of keys")
+    return group
+
+
+def _check_supported(key: Only, value: Any, path: str) -> None:
+    if _bare(value) not in map(_bare, key.values):
+        supported = " or ".join(map(_shown, key.values)) or "files without it"
+        remedy = f"; {key.remedy}" if key.remedy else ""
+        raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
+
+
+def _setting(key: Setting, value: Any, hint: Any, path: str) -> Any:
+    """Return the value of the setting that a value of the key means."""
+    if value is None and key.null is not None:
+        return key.null
+    if key.values is None:
+        return _typed(value, hint, path)
+    for allowed, meaning in key.values.items():
+        if _bare(value) == _bare(allowed):
+            return meaning
+    raise _wrong(path, value, _one_of(key.values))
+
+
+def _typed(value: Any, hint: Any, path: str) -> Any:
+    """Convert a value to the type of a setting, or raise UserError."""
+    if get_origin(hint) is Literal:
+        # skrl takes one name for all layers, or one for each layer.
+        names = value if isinstance(value, list) else [value]
+        if names and names[0] in get_args(hint) and names == names[:1] * len(names):
+            return names[0]
+        raise _wrong(path, value, _one_of(get_args(hint)))
+    if get_origin(hint) is tuple:
+        if isinstance(value, list) and all(type(item) is int for item in value):
+            return tuple(value)
+        raise _wrong(path, value, "a list of whole numbers")
+    if type(value) is hint or (hint is float and type(value) is int):
+        return hint(value)
+    raise _wrong(path, value, {int: "a whole number", float: "a number", bool: "true or false"}[hint])
+
+
+def _wrong(path: str, value: Any, expected: str) -> UserError:
+    return UserError(f"{path} is {_shown(value)}, but must be {expected}")
 
 
 def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str) -> int:

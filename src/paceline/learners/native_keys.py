@@ -1,4 +1,5 @@
-"""Kinds of keys in the configuration files of RSL-RL, RL-Games and skrl."""
+"""Kinds of keys in the configuration files of RSL-RL, RL-Games and skrl. Keys are given as "a b c", separated by
+spaces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ class Setting:
     """Key that sets a setting of the learner. Several keys of one setting must agree."""
 
     name: str
-    words: Mapping[Any, Any] | None = None
+    values: Mapping[Any, Any] | None = None
     """Allowed values of the key and the values of the setting that they mean; by default any value of its type."""
     null: Any = None
     """Value of the setting that null means; by default null is an error."""
@@ -23,15 +24,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class RunOption:
-    """Key that sets an option of the run."""
+    """Key that sets an option of the run. Null and values below `minimum`, such as -1, leave it unset."""
 
     name: str
-    least: int = 1
-    """Smallest value that sets the option. A smaller one, such as -1, leaves the option unset."""
+    minimum: int = 1
+    auto: bool = False
+    """True if the value "auto" leaves the option unset as well."""
     in_steps: bool = False
     """True if the key counts steps per env; the option counts iterations."""
-    unset: tuple[str, ...] = ()
-    """Values that leave the option unset as well."""
     setting: str = ""
     """Setting of the learner that the key sets as well."""
 
@@ -44,22 +44,26 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Ours:
+class Ignored:
     """Key without effect, because Paceline does this itself. It is listed at the start of a run."""
 
     note: str = ""
 
 
-Key = Setting | RunOption | Only | Ours
+Key = Setting | RunOption | Only | Ignored
 
-Group = Mapping[str, Any]
-"""Keys and groups of keys by name."""
+Keys = Mapping[str, Any]
+"""Keys, and groups of keys as nested mappings, by name."""
 
 
-def same(*names: str) -> dict[str, Key]:
+def same(names: str) -> dict[str, Key]:
     """Return keys that set the settings of the same names."""
-    return {name: Setting(name) for name in names}
+    return {name: Setting(name) for name in names.split()}
 
 
-def ours(*names: str) -> dict[str, Key]:
-    return {name: Ours() for name in names}
+def only(value: Any, names: str) -> dict[str, Key]:
+    return {name: Only(value) for name in names.split()}
+
+
+def ignored(names: str) -> dict[str, Key]:
+    return {name: Ignored() for name in names.split()}

@@ -1,13 +1,15 @@
-"""Optimizers on several ranks and in checkpoints."""
+"""Optimizers on several ranks, and learning rates."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
+from paceline.learners.rollout import RolloutEnv
 from paceline.learners.settings import LEARNING_RATES
 from paceline.tensors.flat import pack, unpack
 
@@ -36,40 +38,24 @@ def broadcast_parameters(group: Group, parameters: Iterable[Tensor]) -> None:
         parameter.detach().copy_(group.sum_(shared))
 
 
-def average_gradients(group: Group, share: float, optimizer: Optimizer, *extra: Tensor) -> None:
-    """Average the gradients of an optimizer, and `extra`, over ranks in place and in one collective, weighted by this
-    rank's `share` of all samples."""
-    if group.alone:
-        return
-    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    tensors = [*extra, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
-    averages = unpack(group.sum_(pack(tensors).mul_(share)), tensors)
-    for tensor, average in zip(tensors, averages, strict=True):
-        tensor.copy_(average)
+class GradientHook:
+    """Averages the gradient over ranks in one collective, and clips it, before each step of an optimizer."""
 
+    def __init__(self, optimizer: Optimizer, rollout_env: RolloutEnv, max_norm: float | None):
+        self._group, self._share, self._max_norm = rollout_env.group, rollout_env.share, max_norm
+        self.kl = torch.zeros((), device=rollout_env.env.device)
+        """KL divergence of the minibatch, which is averaged as well."""
+        optimizer.register_step_pre_hook(self._average_and_clip)
 
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state as nested dicts with strings for keys, as checkpoints need it."""
-    found = optimizer.state_dict()
-    return {
-        "learning_rate": [float(group["lr"]) for group in found["param_groups"]],
-        "parameters": {
-            str(index): {name: torch.as_tensor(value).clone() for name, value in moments.items()}
-            for index, moments in found["state"].items()
-        },
-    }
-
-
-def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    whole = optimizer.state_dict()
-    for group, learning_rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
-        group["lr"] = learning_rate
-    # Copies, because the optimizer keeps the tensors and updates them in place.
-    whole["state"] = {
-        int(index): {name: tensor.clone() for name, tensor in moments.items()}
-        for index, moments in state.get("parameters", {}).items()
-    }
-    optimizer.load_state_dict(whole)
+    def _average_and_clip(self, optimizer: Optimizer, *_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if not self._group.alone:
+            tensors = [self.kl, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+            averages = unpack(self._group.sum_(pack(tensors).mul_(self._share)), tensors)
+            for tensor, average in zip(tensors, averages, strict=True):
+                tensor.copy_(average)
+        if self._max_norm is not None:
+            clip_grad_norm_(parameters, self._max_norm)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
 from paceline.errors import UserError
-from paceline.learners.non_finite import first_non_finite
 from paceline.tensors.graph import capture
 
 
@@ -23,12 +22,9 @@ class Clock:
         self.lap()
 
     def lap(self) -> None:
+        self._marks.append(torch.cuda.Event(enable_timing=True) if self._cuda else time.perf_counter())
         if self._cuda:
-            mark = torch.cuda.Event(enable_timing=True)
-            mark.record()
-            self._marks.append(mark)
-        else:
-            self._marks.append(time.perf_counter())
+            self._marks[-1].record()
 
     def laps(self) -> list[float]:
         """Return the seconds of each lap. Call it when the device is known to have finished."""
@@ -67,7 +63,7 @@ class RolloutEnv:
     @property
     def obs(self) -> dict[str, Tensor]:
         """Copies of the observations on which the policy acts next, [env, ...] for each group."""
-        return {name: obs.clone() for name, obs in self._obs.items()}
+        return _clone(self._obs)
 
     def reset_once(self) -> None:
         """Reset the env, unless it has been reset or restored before."""
@@ -103,30 +99,20 @@ class RolloutEnv:
             return self.step_captured(actions)
         self._actions.copy_(actions)
         step = self._graph()
-        self._steps.append(
-            Step(
-                {name: obs.clone() for name, obs in step.obs.items()},
-                step.reward.clone(),
-                step.terminated.clone(),
-                step.truncated.clone(),
-                {name: obs.clone() for name, obs in step.final_obs.items()},
-                step.log.clone(),
-            )
-        )
+        self._steps.append(Step(**{name: _clone(value) for name, value in vars(step).items()}))
         return self._steps[-1]
 
     def step_captured(self, actions: Tensor) -> Step:
         """Step the env as a part of the caller's CUDA graph."""
-        step = self._step(actions)
-        self._steps.append(step)
-        return step
+        self._steps.append(self._step(actions))
+        return self._steps[-1]
 
     def _step(self, actions: Tensor) -> Step:
         step = self.env.step(actions)
         self.set_obs(step.obs)
         return step
 
-    def report(self, losses: dict[str, float | Tensor], clock: Clock) -> dict[str, float]:
+    def report(self, losses: dict[str, Any], clock: Clock) -> dict[str, float]:
         """Return the metrics of `Learner.learn`, over all ranks by one collective: the recorded episodes, the faults
         of the env and the mean of each loss."""
         device = self.env.device
@@ -163,3 +149,43 @@ class RolloutEnv:
     def load_state(self, state: dict[str, Any]) -> None:
         self.env.load_state(state)
         self.set_obs(self.env.observe())
+
+
+def _clone(value: Any) -> Any:
+    """Copy a tensor, or the tensors of a dict."""
+    return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value.clone()
+
+
+def first_non_finite(env: VecEnv, first_obs: dict[str, Tensor], steps: list[Step]) -> str | None:
+    """Return a phrase that names the first number of a rollout that is not finite, or None. `first_obs` are the
+    observations before the first step."""
+    found = _describe(env, _named("obs", first_obs), "before step 1")
+    for number, step in enumerate(steps, start=1):
+        terms = {
+            f"reward term {name.removeprefix('reward/')!r}": total.masked_fill(step.reward.isfinite(), 0.0)
+            for name, total in zip(env.log_names, step.log.unbind(1), strict=True)
+            if name.startswith("reward/")
+        }
+        # Final observations are only used where the time limit ended an episode.
+        used = {
+            group: obs.masked_fill(~step.truncated.view(-1, *[1] * (obs.dim() - 1)), 0)
+            for group, obs in step.final_obs.items()
+        }
+        parts = terms | {"the reward": step.reward} | _named("final_obs", used) | _named("obs", step.obs)
+        found = found or _describe(env, parts, f"in step {number}")
+    return found
+
+
+def _named(kind: str, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f'{kind}["{group}"]': part for group, part in obs.items()}
+
+
+def _describe(env: VecEnv, parts: dict[str, Tensor], when: str) -> str | None:
+    """Name the first number that is not finite, in the order of `parts`."""
+    for name, values in parts.items():
+        for place in values.isfinite().logical_not().nonzero().tolist()[:1]:
+            row, *columns = place
+            column = f"[:, {', '.join(map(str, columns))}]" if columns else ""
+            value = values[tuple(place)].item()
+            return f"{name}{column} of env {env.first_env + row} became {value} {when} of the rollout"
+    return None

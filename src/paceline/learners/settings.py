@@ -1,8 +1,13 @@
-"""The interface of a learner's settings."""
+"""Settings of a learner, and their translation from the training settings of a task."""
 
-from dataclasses import replace
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+import dataclasses
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, ClassVar, Self
 
+from docstring_parser import parse_from_object
+
+from paceline import validation
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError, unknown
 
@@ -10,8 +15,28 @@ LEARNING_RATES = (1e-5, 1e-2)
 """Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
 
 
-class Settings(Protocol):
-    """Settings of a learner: a frozen dataclass whose fields have the library's names."""
+_TRAINING_DOCS = {field.arg_name: field.description for field in parse_from_object(TrainingSettings).params}
+
+
+def translated(source: str | Callable[[TrainingSettings], Any], default: Any = None) -> Any:
+    """Declare a setting that is translated from the training settings of a task.
+
+    `source` is the field of `TrainingSettings` with the same value and, unless the setting has its own docstring, the
+    same documentation; or a function that computes the value. The default is the translation of the default training
+    settings, unless `default` is given.
+    """
+    translate = attrgetter(source) if isinstance(source, str) else source
+    default = translate(TrainingSettings()) if default is None else default
+    return dataclasses.field(default=default, metadata={"translate": translate, "source": source})
+
+
+def derived(compute: Callable[[Any], int]) -> Any:
+    """Declare an attribute of the settings that `compute` returns from the others."""
+    return property(compute)
+
+
+class Settings:
+    """Base of a learner's settings: frozen dataclasses whose fields have the library's names."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
@@ -24,43 +49,36 @@ class Settings(Protocol):
     """Names of the settings that cannot change when a run is resumed, because the checkpoint's networks, normalizers or
     action noise depend on them. All others take effect at once."""
 
+    horizon: int
+    """Number of steps per env and iteration."""
+    minibatches: int
+    """Number of minibatches per epoch."""
+    learning_rate: float
+    """Learning rate at the start. If it is changed when a run is resumed, it replaces the checkpoint's."""
+
+    def __init_subclass__(cls) -> None:
+        """Document translated fields without a docstring in that of the class, where tyro finds them."""
+        own = {field.arg_name for field in parse_from_object(cls).params}
+        fields = {name: field for name, field in vars(cls).items() if isinstance(field, dataclasses.Field)}
+        sources = {name: field.metadata["source"] for name, field in fields.items() if name not in own}
+        docs = [f"    {name}: {_TRAINING_DOCS[source]}" for name, source in sources.items()]
+        cls.__doc__ = "\n".join((cls.__doc__ or "", "", "Attributes:", *docs))
+
     @classmethod
     def from_training(cls, training: TrainingSettings) -> Self:
         """Translate the settings of a task, its overrides included."""
-        ...
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate at the start. If it is changed when a run is resumed, it replaces the checkpoint's."""
-        ...
-
-    @property
-    def horizon(self) -> int:
-        """Number of steps per env and iteration."""
-        ...
-
-    @property
-    def minibatches(self) -> int:
-        """Number of minibatches per epoch."""
-        ...
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values = {name: field.metadata["translate"](training) for name, field in fields.items() if field.metadata}
+        learner = cls.flags.replace("-", "_")
+        for name, value in training.overrides.get(learner, {}).items():
+            if name not in fields:
+                raise UserError(f"training.overrides[{learner!r}]: {unknown('setting', name, fields)}")
+            values[name] = value
+        return cls(**values)
 
     def check(self) -> None:
         """Raise UserError for a value that cannot work."""
-        ...
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def with_overrides(settings: S, training: TrainingSettings, learner: str) -> S:
-    """Replace the values that a task overrides for one learner."""
-    values = training.overrides.get(learner, {})
-    for name in values:
-        if name not in settings.__dataclass_fields__:
-            raise UserError(
-                f"training.overrides[{learner!r}]: {unknown('setting', name, settings.__dataclass_fields__)}"
-            )
-    return replace(cast("Any", settings), **values)
+        validation.check(self, f"--{self.flags}.")
 
 
 def flag(settings: Settings, name: str) -> str:

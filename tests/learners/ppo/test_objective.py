@@ -68,8 +68,8 @@ def test_objective_equals_the_reference_in_loss_and_gradient(clip_value: bool):
     torch.testing.assert_close(loss, expected)
     parts = surrogate + config.value_weight * value_loss - config.entropy_weight * entropy
     torch.testing.assert_close(parts, expected.detach())
-    theirs = torch.autograd.grad(expected, outputs)
-    torch.testing.assert_close(torch.autograd.grad(loss, outputs), theirs)
+    gradients = torch.autograd.grad(expected, outputs)
+    torch.testing.assert_close(torch.autograd.grad(loss, outputs), gradients)
 
 
 @pytest.mark.parametrize("clip_value", [True, False])

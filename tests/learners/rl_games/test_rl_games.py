@@ -1,4 +1,4 @@
-"""RL-Games: what its adapter adds to it, and what it must not lose."""
+"""RL-Games: resume, ranks, time limits and the deployed policy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,21 +23,21 @@ SMALL = RlGamesSettings(horizon_length=8, minibatch_size_per_env=4, mini_epochs=
 
 
 class Hidden:
-    """Each step is an episode, whose reward the critic sees beforehand and the policy does not."""
+    """Env whose episodes last one step. The critic observes the reward of the next step, the policy does not."""
 
     num_actions, max_episode_steps, device = 2, 1, torch.device("cpu")
     log_names: tuple[str, ...] = ("length", "return")
     step_seconds, capturable = 0.02, False
 
-    def __init__(self, worlds: range = range(10), truncates: bool = False) -> None:
-        self.num_envs, self.first_env, self._truncates = len(worlds), worlds.start, truncates
+    def __init__(self, envs: range = range(10), truncates: bool = False) -> None:
+        self.num_envs, self.first_env, self._truncates = len(envs), envs.start, truncates
         self.observation_spec = {"policy": TensorSpec((3,)), "critic": TensorSpec((4,))}
-        self._worlds, self._step = torch.tensor(worlds), torch.zeros((), dtype=torch.int64)
+        self._env_index, self._step = torch.tensor(envs), torch.zeros((), dtype=torch.int64)
 
     def observe(self) -> dict[str, Tensor]:
-        coming = torch.cos(self._worlds + 7.0 * self._step).unsqueeze(1)
-        blind = torch.ones(self.num_envs, 3)
-        return {"policy": blind, "critic": torch.cat((blind, coming), dim=1)}
+        next_reward = torch.cos(self._env_index + 7.0 * self._step).unsqueeze(1)
+        constant = torch.ones(self.num_envs, 3)
+        return {"policy": constant, "critic": torch.cat((constant, next_reward), dim=1)}
 
     def reset(self) -> dict[str, Tensor]:
         return self.observe()
@@ -45,9 +45,14 @@ class Hidden:
     def step(self, actions: Tensor) -> Step:
         reward = self.observe()["critic"][:, 3].clone()
         self._step += 1
-        cut = torch.full((self.num_envs,), self._truncates)
+        truncated = torch.full((self.num_envs,), self._truncates)
         return Step(
-            self.observe(), reward, ~cut, cut, self.observe(), torch.stack((torch.ones_like(reward), reward), dim=1)
+            self.observe(),
+            reward,
+            ~truncated,
+            truncated,
+            self.observe(),
+            torch.stack((torch.ones_like(reward), reward), dim=1),
         )
 
     def prefetch_random(self, steps: int) -> None: ...
@@ -62,8 +67,8 @@ class Hidden:
         self._step.copy_(state["step"])
 
 
-def cartpole(worlds: range = range(6)) -> RobotEnv:
-    return RobotEnv(Cartpole(episode_seconds=0.4), len(worlds), seed=3, first_env=worlds.start)
+def cartpole(envs: range = range(6)) -> RobotEnv:
+    return RobotEnv(Cartpole(episode_seconds=0.4), len(envs), seed=3, first_env=envs.start)
 
 
 def make(env: VecEnv | None = None, **changes: Any) -> RlGames:
@@ -71,14 +76,14 @@ def make(env: VecEnv | None = None, **changes: Any) -> RlGames:
 
 
 def flat(state: Any, name: str = "") -> dict[str, Any]:
-    """A nested dict as one, with dots in its keys."""
+    """Flatten a nested dict; keys are joined by dots."""
     if not isinstance(state, dict):
         return {name: state}
     return {key: leaf for part, inner in state.items() for key, leaf in flat(inner, f"{name}.{part}").items()}
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """To the last bit."""
+    """Compare two states bit by bit."""
     one, other = flat(one), flat(other)
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -88,7 +93,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("env", [cartpole, Hidden])
 @pytest.mark.parametrize("changes", [{}, {"lr_schedule": "linear", "max_epochs": 8}], ids=["adaptive", "linear"])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(env: Callable[[], VecEnv], changes: dict[str, Any]):
+def test_a_resumed_run_equals_an_uninterrupted_one(env: Callable[[], VecEnv], changes: dict[str, Any]):
     whole, first, second = (make(env(), **changes) for _ in range(3))
     for _ in range(6):
         whole.learn()
@@ -101,25 +106,25 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(env: Callable[[], VecEnv
     assert_same(whole.state(), second.state())
 
 
-def test_the_linear_schedule_needs_to_know_when_it_ends():
+def test_the_linear_schedule_requires_max_epochs():
     with pytest.raises(UserError, match="max-epochs"):
         dataclasses.replace(SMALL, lr_schedule="linear").check()
 
 
-def test_the_policy_takes_raw_observations_and_gives_the_mean_action():
+def test_the_policy_maps_raw_observations_to_the_mean_action():
     for learner in (make(), make(normalize_input=False), make(separate=True)):
         for _ in range(3):
             learner.learn()
-        # Far enough out for the normaliser to clamp.
+        # Large enough for the normalizer to clamp.
         obs = 100.0 * torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
-        expected = learner._agent.get_action_values({"obs": obs})["mus"]
+        expected = learner.agent.get_action_values({"obs": obs})["mus"]
         policy = learner.policy()
         assert torch.equal(policy({"policy": obs}), expected)
         traced: Any = torch.jit.trace(policy, ({"policy": obs[:2]},))
         assert torch.equal(traced({"policy": obs}), expected)
 
 
-def test_nothing_is_left_on_disk_and_nothing_is_printed(
+def test_nothing_is_written_to_disk_and_nothing_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -129,22 +134,22 @@ def test_nothing_is_left_on_disk_and_nothing_is_printed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_rewards_are_scaled_for_learning_alone():
+def test_reward_scale_does_not_change_the_reported_return():
     plain, scaled = make(reward_scale=1.0), make(reward_scale=0.25)
     metrics = plain.learn(), scaled.learn()
-    rewards = [learner._agent.experience_buffer.tensor_dict["rewards"] for learner in (plain, scaled)]
+    rewards = [learner.agent.experience_buffer.tensor_dict["rewards"] for learner in (plain, scaled)]
     assert torch.equal(0.25 * rewards[0], rewards[1])
     assert metrics[0]["return"] == metrics[1]["return"]
 
 
-def test_an_episode_cut_by_its_time_limit_counts_as_going_on_unless_told_otherwise():
+def test_value_bootstrap_adds_the_value_at_a_time_limit():
     for truncates, bootstraps in ((True, True), (True, False), (False, True)):
         learner = make(Hidden(truncates=truncates), value_bootstrap=bootstraps)
         for _ in range(2):
             learner.learn()
-        kept = learner._agent.experience_buffer.tensor_dict
-        beyond = SMALL.gamma * kept["values"] if truncates and bootstraps else 0.0
-        assert torch.equal(kept["rewards"], kept["states"][..., 3:] + beyond)
+        buffer = learner.agent.experience_buffer.tensor_dict
+        bootstrapped = SMALL.gamma * buffer["values"] if truncates and bootstraps else 0.0
+        assert torch.equal(buffer["rewards"], buffer["states"][..., 3:] + bootstrapped)
 
 
 def test_the_critic_may_see_more_than_the_policy():
@@ -152,7 +157,7 @@ def test_the_critic_may_see_more_than_the_policy():
     learner = make(env, lr_schedule="none", learning_rate=3e-3)
     metrics = [learner.learn() for _ in range(25)][-1]
     states = env.observe()["critic"]
-    torch.testing.assert_close(learner._agent.get_central_value({"states": states}), states[:, 3:], atol=0.1, rtol=0.0)
+    torch.testing.assert_close(learner.agent.get_central_value({"states": states}), states[:, 3:], atol=0.1, rtol=0.0)
     assert metrics["loss/value"] < 0.02
     assert learner.policy()({"policy": torch.ones(4, 3)}).shape == (4, 2)
 
@@ -162,21 +167,21 @@ RUNS: dict[str, tuple[Callable[[range], VecEnv], dict[str, Any]]] = {
     "legacy": (cartpole, {"schedule_type": "legacy"}),
     "central value": (Hidden, {}),
 }
-WORLDS = (range(4), range(4, 10))
+ENVS = (range(4), range(4, 10))
 ITERATIONS = 20
 
 
 def learn_as_rank() -> dict[str, Any]:
-    """Of each run: the state after each iteration, and what went into it."""
+    """Return the state, learning rate and samples of each iteration of each run."""
     torch.set_num_threads(1)
     rank, found = this_rank(()), {}
     group = Group(rank)
     for run, (env, changes) in RUNS.items():
-        learner, found[run] = RlGames(env(WORLDS[rank.index]), dataclasses.replace(SMALL, **changes), 3, group), []
+        learner, found[run] = RlGames(env(ENVS[rank.index]), dataclasses.replace(SMALL, **changes), 3, group), []
         for _ in range(ITERATIONS):
             before = group.collectives
             learner.learn()
-            agent = learner._agent
+            agent = learner.agent
             found[run].append(
                 {
                     "state": {name: part for name, part in learner.state().items() if name != "envs"},
@@ -196,21 +201,21 @@ def ranks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_ranks_stay_the_same_to_the_last_bit(ranks: list[dict[str, Any]], run: str):
+def test_ranks_stay_bit_identical(ranks: list[dict[str, Any]], run: str):
     for one, other in zip(*(rank[run] for rank in ranks), strict=True):
         assert_same(one["state"], other["state"])
         assert one["rate"] == other["rate"]
-    # Of no use if the schedule had nothing to decide.
+    # The schedule must have changed the learning rate.
     assert len({one["rate"] for one in ranks[0][run]}) > 1
 
 
-def test_normalisers_and_advantages_are_those_of_all_samples(ranks: list[dict[str, Any]]):
+def test_normalizers_and_advantages_are_those_of_all_samples(ranks: list[dict[str, Any]]):
     first = [rank["standard"][0] for rank in ranks]
     obs, advantages = (torch.cat([one[name] for one in first]).double() for name in ("obs", "advantages"))
     network, count = first[0]["state"]["networks"]["model"], len(obs)
     assert network["running_mean_std.count"] == 1 + count == 1 + SMALL.horizon_length * 10
     assert network["value_mean_std.count"] == 1 + 2 * count
-    # It starts as if it had seen one row, of mean 0 and variance 1.
+    # RL-Games starts with a count of one row, with mean 0 and variance 1.
     mean = obs.sum(0) / (1 + count)
     variance = (1.0 + obs.square().sum(0)) / (1 + count) - mean.square()
     torch.testing.assert_close(network["running_mean_std.running_mean"], mean, rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Policies that RSL-RL has trained and saved by itself, against what it does with them."""
+"""Policies that RSL-RL trained and saved, compared with their actions in RSL-RL."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ INPUTS, ACTIONS = 5, 2
 
 
 class Wander(VecEnv):
-    """Observations far from normalised, so that the normaliser matters; a reward for actions that follow them."""
+    """Env with observations far from normalized, and a reward for actions that follow them."""
 
     num_envs, num_actions, max_episode_length = 8, ACTIONS, 10
     device, cfg = "cpu", {}
@@ -44,7 +44,7 @@ def observations(rows: int, generator: torch.Generator) -> Tensor:
 
 
 class LikeCartpole(Wander):
-    """As wide as cartpole's observations and actions."""
+    """Env with the widths of the observations and actions of cartpole."""
 
     num_actions = 1
 
@@ -69,6 +69,7 @@ def trained(
         "critic": network,
         "algorithm": {"class_name": "PPO", "learning_rate": 0.01, "schedule": "fixed"},
     }
+    torch.manual_seed(0)
     runner = OnPolicyRunner(env(), config, log_dir=None, device="cpu")
     runner.learn(3)
     return runner
@@ -110,7 +111,7 @@ def test_every_activation_that_training_offers_can_be_loaded():
 
 
 def older(runner: OnPolicyRunner) -> dict[str, Tensor]:
-    """The same networks as version 3 would have saved them."""
+    """Return the networks in the format of version 3."""
     actor, critic = runner.alg.actor.state_dict(), runner.alg.critic.state_dict()
     renamed = {"mlp.": "{}.", "obs_normalizer.": "{}_obs_normalizer.", "distribution.log_std_param": "log_std"}
     state = {}
@@ -121,7 +122,7 @@ def older(runner: OnPolicyRunner) -> dict[str, Tensor]:
     return state
 
 
-def test_a_file_of_version_3_holds_actor_and_critic_together(runner: OnPolicyRunner, tmp_path: Path):
+def test_a_file_of_version_3_has_actor_and_critic_together(runner: OnPolicyRunner, tmp_path: Path):
     state = older(runner)
     assert {"actor.0.weight", "critic.0.weight", "actor_obs_normalizer._mean", "log_std"} <= state.keys()
     torch.save({"model_state_dict": state, "iter": 150, "infos": None}, tmp_path / "model.pt")
@@ -129,7 +130,7 @@ def test_a_file_of_version_3_holds_actor_and_critic_together(runner: OnPolicyRun
     assert load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS).iteration == 150
 
 
-def test_a_file_of_version_2_holds_the_normaliser_apart(runner: OnPolicyRunner, tmp_path: Path):
+def test_a_file_of_version_2_has_a_separate_normalizer(runner: OnPolicyRunner, tmp_path: Path):
     state = older(runner)
     state["std"] = state.pop("log_std").exp()
     normalizer = {name.split(".")[1]: state.pop(name) for name in list(state) if name.startswith("actor_obs_")}
@@ -139,18 +140,18 @@ def test_a_file_of_version_2_holds_the_normaliser_apart(runner: OnPolicyRunner, 
 
 
 @pytest.mark.parametrize(
-    ("inputs", "actions", "said"),
+    ("inputs", "actions", "message"),
     [
         (4, 2, "takes 5 observations, but the task gives 4: choose the --task it was trained for"),
         (5, 3, "gives 2 actions, but the task takes 3: choose the --task it was trained for"),
         (5, 1, "gives 2 numbers where the task takes 1: a policy whose noise depends"),
     ],
 )
-def test_a_policy_for_another_task_is_refused_with_both_numbers(
-    inputs: int, actions: int, said: str, runner: OnPolicyRunner, tmp_path: Path
+def test_a_policy_for_another_task_is_rejected_with_both_numbers(
+    inputs: int, actions: int, message: str, runner: OnPolicyRunner, tmp_path: Path
 ):
     runner.save(str(tmp_path / "model.pt"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_external_policy(tmp_path / "model.pt", "elu", inputs, actions)
 
 
@@ -181,14 +182,14 @@ def layers(weight: object, bias: object = torch.zeros(2)) -> dict[str, object]:
         },
     ],
 )
-def test_a_crafted_file_is_refused_in_one_line(content: object, tmp_path: Path):
+def test_a_crafted_file_is_rejected_in_one_line(content: object, tmp_path: Path):
     torch.save(content, tmp_path / "model.pt")
     with pytest.raises(UserError) as caught:
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_recurrent_policy_is_refused_by_name(tmp_path: Path):
+def test_a_recurrent_policy_is_rejected_by_name(tmp_path: Path):
     trained(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=4).save(str(tmp_path / "model.pt"))
     with pytest.raises(UserError, match=r"model.pt holds a recurrent network \(rnn\.rnn\.weight_ih_l0\): only multi"):
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
@@ -202,7 +203,7 @@ WHOLE, ANY = layer(3, INPUTS, 0) | layer(ACTIONS, 3, 2), torch.zeros(1)
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         (WHOLE | {"memory_a.rnn.weight_ih_l0": ANY}, r"holds a recurrent network \(memory_a.rnn.weight_ih_l0\)"),
         (WHOLE | {"actor_cnns.camera.0.weight": ANY}, r"holds a convolutional network \(actor_cnns"),
@@ -215,44 +216,44 @@ WHOLE, ANY = layer(3, INPUTS, 0) | layer(ACTIONS, 3, 2), torch.zeros(1)
         (WHOLE | {"actor_obs_normalizer._mean": torch.zeros(1, 9)}, "it has 9 means and 0 standard deviations for 5"),
     ],
 )
-def test_another_network_is_refused_by_what_it_holds(state: dict[str, Tensor], said: str, tmp_path: Path):
+def test_another_network_is_rejected_with_its_kind(state: dict[str, Tensor], message: str, tmp_path: Path):
     torch.save({"model_state_dict": WHOLE}, tmp_path / "whole.pt")
     load_external_policy(tmp_path / "whole.pt", "elu", INPUTS, ACTIONS)
     torch.save({"model_state_dict": state}, tmp_path / "model.pt")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"weights": 1}, "is not a policy of RSL-RL: .*; its keys are weights"),
         ([1, 2], "is not a policy of RSL-RL: .*; it holds no keys"),
         (nn.Linear(1, 1), "is not a checkpoint of tensors and numbers only"),
     ],
 )
-def test_a_file_of_something_else_is_refused(content: Any, said: str, tmp_path: Path):
+def test_a_file_of_something_else_is_rejected(content: Any, message: str, tmp_path: Path):
     torch.save(content, tmp_path / "model.pt")
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=message) as error:
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
-    assert len(str(refusal.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_an_exported_policy_is_refused(tmp_path: Path):
+def test_an_exported_policy_is_rejected(tmp_path: Path):
     torch.jit.save(torch.jit.trace(nn.Linear(1, 1), torch.zeros(1, 1)), tmp_path / "model.pt")
     with pytest.raises(UserError, match=r"is not a checkpoint of tensors and numbers only.*TorchScript"):
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
 
 
 @pytest.mark.parametrize("content", [b"", b"words", b"PK\x03\x04 a broken archive"])
-def test_a_damaged_file_is_refused_in_one_line(content: bytes, tmp_path: Path):
+def test_a_damaged_file_is_rejected_in_one_line(content: bytes, tmp_path: Path):
     (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(UserError, match=r"model.pt is not a checkpoint") as refusal:
+    with pytest.raises(UserError, match=r"model.pt is not a checkpoint") as error:
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
-    assert len(str(refusal.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_missing_file_and_an_unknown_activation_are_refused(tmp_path: Path):
+def test_a_missing_file_and_an_unknown_activation_are_rejected(tmp_path: Path):
     with pytest.raises(UserError, match=r"cannot read the policy .*model.pt: No such file"):
         load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
     with pytest.raises(UserError, match="unknown activation 'ellu': did you mean 'elu'"):
@@ -267,11 +268,11 @@ def test_the_command_line_exports_and_plays_it(
     capsys.readouterr()
     monkeypatch.chdir(tmp_path)
 
-    def paceline(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    def paceline(*argv: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *argv])
         code = main()
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
 
     assert paceline("export", "model_2.pt", "--task", "cartpole", "--format", "torchscript", "--output", "p.pt")[0] == 0
     obs = torch.randn(6, 4)
@@ -279,8 +280,8 @@ def test_the_command_line_exports_and_plays_it(
     with torch.inference_mode():
         expected = policy(TensorDict(cast("Any", {"policy": obs}), [6]))
     torch.testing.assert_close(torch.jit.load("p.pt")(obs), expected, rtol=1e-4, atol=1e-5)
-    code, said = paceline("play", "model_2.pt", "--task", "cartpole", "--seconds", "0.2", "--video", "v.mp4")
-    assert (code, (tmp_path / "v.mp4").exists()) == (0, True), said
-    code, said = paceline("play", "model_2.pt", "--seconds", "0.2")
+    code, message = paceline("play", "model_2.pt", "--task", "cartpole", "--seconds", "0.2", "--video", "v.mp4")
+    assert (code, (tmp_path / "v.mp4").exists()) == (0, True), message
+    code, message = paceline("play", "model_2.pt", "--seconds", "0.2")
     assert code == 2
-    assert "give its --task" in said
+    assert "give its --task" in message

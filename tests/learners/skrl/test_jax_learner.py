@@ -1,5 +1,5 @@
-"""What is particular to skrl on JAX: the bridge to torch, nothing compiled twice, ranks that skrl does not know of, and
-its launcher. What it owes as a learner is in test_contract.py."""
+"""skrl on JAX: conversion to torch, compilation, ranks and the launcher of skrl. The contract of learners is tested in
+test_contract.py."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
-from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, to_torch, unflat
+from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, unflat
 from paceline.learners.skrl.jax_learner import SkrlJax
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.run import checkpoint
@@ -31,38 +31,38 @@ from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import free_port, on_ranks
 
 SMALL = SkrlSettings(rollouts=4, learning_epochs=2, mini_batches=2, layers=(8,))
-# Six steps, so that some episodes are cut in every second iteration.
+# Six steps, so that some episodes are truncated in every second iteration.
 SHORT = Cartpole(episode_seconds=0.1)
-WORLDS, SEED = 8, 3
+NUM_ENVS, SEED = 8, 3
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one test, or a process that it starts, has compiled, the others need not: that is most of their time."""
-    words = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax"))}
-    words |= {"jax_persistent_cache_min_compile_time_secs": "0", "jax_persistent_cache_min_entry_size_bytes": "-1"}
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share compiled functions between the tests and the processes that they start, to save time."""
+    options = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax"))}
+    options |= {"jax_persistent_cache_min_compile_time_secs": "0", "jax_persistent_cache_min_entry_size_bytes": "-1"}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in words.items():
+        for name, value in options.items():
             patch.setenv(name.upper(), value)
             jax.config.update(name, value if name.endswith("dir") else int(value))
         yield
     jax.config.update("jax_compilation_cache_dir", None)
 
 
-class Taped(RobotEnv):
-    """Keeps what it hands out."""
+class Recording(RobotEnv):
+    """Env that records its steps."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
-        self.tape: list[Step] = []
+        self.recorded: list[Step] = []
 
     def step(self, actions: Tensor) -> Step:
-        self.tape.append(super().step(actions))
-        return self.tape[-1]
+        self.recorded.append(super().step(actions))
+        return self.recorded[-1]
 
 
-class Seeing(Cartpole):
-    """Its critic sees more than its policy."""
+class Asymmetric(Cartpole):
+    """Cartpole whose critic has more observations than the policy."""
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         obs = super().observe(state)["policy"]
@@ -71,8 +71,8 @@ class Seeing(Cartpole):
 
 def make(config: SkrlSettings = SMALL, task: Cartpole = SHORT, group: Group | None = None) -> SkrlJax:
     group = group or Group(Rank())
-    worlds = shard_ranges(WORLDS + group.size - 1, group.size)[group.rank.index]
-    env = Taped(task, len(worlds), seed=SEED, first_env=worlds.start)
+    envs = shard_ranges(NUM_ENVS + group.size - 1, group.size)[group.rank.index]
+    env = Recording(task, len(envs), seed=SEED, first_env=envs.start)
     return SkrlJax(env, config, SEED, group)
 
 
@@ -89,22 +89,22 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name], name
 
 
-def tape(learner: SkrlJax) -> list[Step]:
-    assert isinstance(learner.env, Taped)
-    return learner.env.tape
+def steps_of(learner: SkrlJax) -> list[Step]:
+    assert isinstance(learner.env, Recording)
+    return learner.env.recorded
 
 
 def test_a_tensor_and_its_array_are_the_same_memory():
     tensor, device = torch.randn(5, 3), jax_device(torch.device("cpu"))
     array = to_jax(tensor, device)
-    assert array.unsafe_buffer_pointer() == tensor.data_ptr() == to_torch(array).data_ptr()
+    assert array.unsafe_buffer_pointer() == tensor.data_ptr() == torch.from_dlpack(array).data_ptr()
     flags = torch.tensor([True, False, True])
     assert to_jax(flags, device).dtype == np.int8
     part = tensor[:, 1:]
     np.testing.assert_array_equal(np.asarray(to_jax(part, device)), part.numpy())
 
 
-def test_a_tree_of_another_shape_is_refused():
+def test_a_tree_of_another_shape_is_rejected():
     tree = {"a": jax.numpy.zeros((2, 3)), "b": {"c": jax.numpy.ones(4)}}
     kept = flat(tree)
     assert set(kept) == {"a", "b/c"}
@@ -135,7 +135,7 @@ def test_nothing_is_compiled_after_the_third_iteration():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_a_checkpoint_goes_on_bit_by_bit(tmp_path: Path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     whole = make()
     for _ in range(6):
         whole.learn()
@@ -150,7 +150,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(tmp_path: Path):
         resumed.learn()
     found = leaves(resumed.state())
     assert_same(found, leaves(whole.state()))
-    # Adam's own count, of the latest step: stock saves that of the first.
+    # The count of the latest step of Adam; skrl itself saves that of the first.
     assert found["optimizer policy 1/count"] == 6 * SMALL.learning_epochs * SMALL.mini_batches
 
 
@@ -158,10 +158,10 @@ def test_the_torch_policy_is_the_jax_policy_with_its_scaler():
     learner = make()
     for _ in range(2):
         learner.learn()
-    # Far out the scaler clips.
+    # Large enough for the scaler to clip.
     obs = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)) * 20.0
-    agent = learner._agent
-    rows = agent._observation_preprocessor(to_jax(obs, learner._device))
+    agent = learner.agent
+    rows = agent.scalers["observation_preprocessor"](learner.from_torch(obs))
     _, outputs = agent.policy.act({"observations": rows, "states": None}, role="policy")
     groups = {"policy": obs}
     actions = learner.policy()(groups)
@@ -174,7 +174,7 @@ def test_the_torch_policy_is_the_jax_policy_with_its_scaler():
 
 @pytest.mark.parametrize("bootstrap", [True, False])
 def test_a_time_limit_is_bootstrapped_from_the_final_observation(bootstrap: bool):
-    # At a rate so small that the critic stays what it was.
+    # A learning rate so small that the critic does not change.
     frozen = dataclasses.replace(
         SMALL,
         rollouts=7,
@@ -187,33 +187,33 @@ def test_a_time_limit_is_bootstrapped_from_the_final_observation(bootstrap: bool
     )
     learner = make(frozen)
     learner.learn()
-    steps, agent = tape(learner), learner._agent
+    steps, agent = steps_of(learner), learner.agent
     truncated = torch.stack([step.truncated for step in steps])
     terminated = torch.stack([step.terminated for step in steps])
     assert truncated.any()
     final = torch.stack([step.final_obs["policy"] for step in steps])
-    beyond, _ = agent.value.act({"observations": to_jax(final, learner._device), "states": None}, role="value")
+    final_value, _ = agent.value.act({"observations": learner.from_torch(final), "states": None}, role="value")
     expected = 0.5 * torch.stack([step.reward for step in steps])
     if bootstrap:
-        expected += frozen.discount_factor * to_torch(beyond).squeeze(-1) * truncated
-    stored = {name: to_torch(agent.memory.tensors[name]).squeeze(-1) for name in ("rewards", "terminated")}
+        expected += frozen.discount_factor * torch.from_dlpack(final_value).squeeze(-1) * truncated
+    stored = {name: torch.from_dlpack(agent.memory.tensors[name]).squeeze(-1) for name in ("rewards", "terminated")}
     torch.testing.assert_close(stored["rewards"], expected)
     assert torch.equal(stored["terminated"].bool(), terminated if bootstrap else terminated | truncated)
 
 
-def test_the_critic_sees_its_own_observations():
-    learner = make(task=Seeing(episode_seconds=0.1))
+def test_the_critic_uses_its_own_observations():
+    learner = make(task=Asymmetric(episode_seconds=0.1))
     learner.learn()
     state = learner.state()
     assert state["networks"]["policy"]["params/Dense_0/kernel"].shape[0] == 3
     assert state["networks"]["value"]["params/Dense_0/kernel"].shape[0] == 8
-    seen = torch.stack([step.obs["critic"] for step in tape(learner)[:-1]])
-    stored = to_torch(learner._agent.memory.tensors["states"])
+    seen = torch.stack([step.obs["critic"] for step in steps_of(learner)[:-1]])
+    stored = torch.from_dlpack(learner.agent.memory.tensors["states"])
     assert torch.equal(stored[1:], seen)
-    assert state["normalizers"]["state"]["running_mean"].shape == (8,)
+    assert state["normalizers"]["state_preprocessor"]["running_mean"].shape == (8,)
 
 
-def test_a_fixed_learning_rate_stays_and_the_divergence_is_still_told():
+def test_a_constant_learning_rate_stays_and_the_divergence_is_reported():
     learner = make(dataclasses.replace(SMALL, learning_rate_scheduler="none", learning_rate=0.05))
     values = learner.learn()
     assert values["policy/learning_rate"] == pytest.approx(0.05)
@@ -221,21 +221,21 @@ def test_a_fixed_learning_rate_stays_and_the_divergence_is_still_told():
 
 
 def learn_as_rank() -> dict[str, Any]:
-    """On ranks of unequal size, in a process where a launcher's variables are set."""
+    """Train on ranks with different numbers of envs, with the variables of a launcher set."""
     import skrl
 
     torch.set_num_threads(1)
     group = Group(this_rank(()))
     learner = make(group=group)
-    agent = learner._agent
+    agent = learner.agent
     learner.learn()
     found = {
         "alone": (jax.process_count(), skrl.config.jax.world_size, skrl.config.torch.world_size),
         "rank": os.environ["RANK"],
-        "advantages": to_torch(agent.memory.tensors["advantages"]).flatten().clone(),
-        "obs": to_torch(agent.memory.tensors["observations"]).flatten(0, 1).clone(),
-        "count": agent.scalers["observation"].current_count.item(),
-        "mean": to_torch(agent.scalers["observation"].running_mean).clone(),
+        "advantages": torch.from_dlpack(agent.memory.tensors["advantages"]).flatten().clone(),
+        "obs": torch.from_dlpack(agent.memory.tensors["observations"]).flatten(0, 1).clone(),
+        "count": agent.scalers["observation_preprocessor"].current_count.item(),
+        "mean": torch.from_dlpack(agent.scalers["observation_preprocessor"].running_mean).clone(),
     }
     before = dict(agent.adam.states)
     own = 1e-3 * (group.rank.index + 1.0)
@@ -250,7 +250,7 @@ def learn_as_rank() -> dict[str, Any]:
     agent.update(timestep=0, timesteps=0)
     found["collectives"] += group.collectives
     values = [learner.learn() for _ in range(3)]
-    found |= {"values": values[-1], "worlds": learner.env.num_envs}
+    found |= {"values": values[-1], "num_envs": learner.env.num_envs}
     found["common"] = leaves({key: part for key, part in learner.state().items() if key != "envs"})
     group.close()
     return found
@@ -259,11 +259,11 @@ def learn_as_rank() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     found = on_ranks(2, learn_as_rank)
-    assert [rank["worlds"] for rank in found] == [5, 4]
+    assert [rank["num_envs"] for rank in found] == [5, 4]
     return found
 
 
-def test_all_ranks_hold_the_same_and_skrl_thinks_it_is_alone(ranks: list[dict[str, Any]]):
+def test_all_ranks_have_the_same_state_and_skrl_sees_one_process(ranks: list[dict[str, Any]]):
     assert_same(ranks[0]["common"], ranks[1]["common"])
     assert [rank["alone"] for rank in ranks] == [(1, 1, 1)] * 2
     assert [rank["rank"] for rank in ranks] == ["0", "1"]
@@ -278,16 +278,16 @@ def test_advantages_and_statistics_are_those_of_all_ranks(ranks: list[dict[str, 
     torch.testing.assert_close(joint.mean(), torch.tensor(0.0), atol=1e-5, rtol=0.0)
     torch.testing.assert_close(joint.std(correction=0), torch.tensor(1.0), atol=1e-4, rtol=0.0)
     obs = torch.cat([rank["obs"] for rank in ranks])
-    # Stock starts from one row of zeros.
+    # skrl starts from one row of zeros.
     expected = obs.sum(0) / (len(obs) + 1)
     for rank in ranks:
         assert rank["count"] == len(obs) + 1
         torch.testing.assert_close(rank["mean"], expected)
 
 
-def test_a_step_takes_the_mean_gradient_over_all_samples(ranks: list[dict[str, Any]]):
-    worlds = [rank["worlds"] for rank in ranks]
-    expected = 1e-3 * (worlds[0] * 1.0 + worlds[1] * 2.0) / sum(worlds)
+def test_a_step_uses_the_mean_gradient_over_all_samples(ranks: list[dict[str, Any]]):
+    num_envs = [rank["num_envs"] for rank in ranks]
+    expected = 1e-3 * (num_envs[0] * 1.0 + num_envs[1] * 2.0) / sum(num_envs)
     for rank in ranks:
         for name in ("policy gradient", "value gradient"):
             torch.testing.assert_close(rank[name], torch.full_like(rank[name], expected), rtol=1e-3, atol=1e-6)
@@ -295,19 +295,19 @@ def test_a_step_takes_the_mean_gradient_over_all_samples(ranks: list[dict[str, A
 
 def test_a_minibatch_takes_one_sum_over_ranks(ranks: list[dict[str, Any]]):
     minibatches, epochs = SMALL.mini_batches, SMALL.learning_epochs
-    # Beside it: statistics of values, returns and advantages, of all observations once, and each epoch's divergence.
+    # Others: statistics of values, returns, advantages and all observations, and the divergence of each epoch.
     assert ranks[0]["collectives"] == minibatches * epochs + 3 + minibatches + epochs
 
 
 def test_skrls_own_launcher_starts_the_ranks(tmp_path: Path):
     program = Path(sys.executable).parent / "paceline"
-    words = ["--learner", "skrl", "--ml_framework", "jax", "--distributed", "--gpu-ids", "none", "--run-dir", "run"]
-    words += ["--num-envs", "6", "--max-iterations", "2", "--skrl.rollouts", "4", "--skrl.layers", "8"]
+    argv = ["--learner", "skrl", "--ml_framework", "jax", "--distributed", "--gpu-ids", "none", "--run-dir", "run"]
+    argv += ["--num-envs", "6", "--max-iterations", "2", "--skrl.rollouts", "4", "--skrl.layers", "8"]
     launcher = [sys.executable, "-m", "skrl.utils.distributed.jax", "--nnodes=1", "--nproc_per_node=2"]
     place = f"--coordinator_address=127.0.0.1:{free_port()}"
-    command = [*launcher, place, str(program), "train", "cartpole", *words]
+    command = [*launcher, place, str(program), "train", "cartpole", *argv]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    # The launcher returns 0 whatever happens.
+    # The launcher always returns 0.
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["world_size"], result["total_envs"]) == ("completed", 2, 12), done.stderr
     assert result["iterations"] == 2
@@ -315,7 +315,7 @@ def test_skrls_own_launcher_starts_the_ranks(tmp_path: Path):
     assert done.stderr == ""
 
 
-def test_torchs_variables_win_over_those_of_skrls_launcher(monkeypatch: pytest.MonkeyPatch):
+def test_variables_of_torch_take_precedence_over_those_of_skrls_launcher(monkeypatch: pytest.MonkeyPatch):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     for name in (*names, "JAX_WORLD_SIZE", "JAX_LOCAL_RANK", "JAX_COORDINATOR_ADDR", "JAX_COORDINATOR_PORT"):
         monkeypatch.setenv(name, "7")

@@ -6,7 +6,6 @@ numbers are functions of (seed, env, step), so k ranks with N/k envs sample what
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,15 @@ from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.vec_env import VecEnv
+from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
-from paceline.learners.non_finite import first_non_finite
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
 from paceline.learners.ppo.objective import kl_divergence, log_prob, objective, objective_gradient
 from paceline.learners.ppo.returns import advantages
-from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, minibatch_orders
+from paceline.learners.ppo.samples import STEP_TENSORS, PackedSamples, Rollout, SamplePacking, Samples, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
-from paceline.learners.rollout import Clock, RolloutEnv, vector_widths
+from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite, vector_widths
 from paceline.tensors import random
 from paceline.tensors.flat import FlatAdam, FlatParameters, pack, unpack
 from paceline.tensors.graph import capture, fuse
@@ -36,7 +35,7 @@ _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 _NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
 
 
-class Ppo:
+class Ppo(Learner):
     """Learner with separate networks for actor and critic. The critic sees the observation group "critic" if the env
     has one, and the group "policy" otherwise.
 
@@ -52,9 +51,8 @@ class Ppo:
         group: Group | None = None,
         gpu_update: bool | None = None,
     ):
-        self.env, self.config, self.seed, self.iteration = env, config, seed, 0
-        self._group = group or Group(Rank())
-        self._rollout_env = RolloutEnv(env, seed, self._group)
+        super().__init__(env, seed, group or Group(Rank()))
+        self.config, self.seed = config, seed
         device = env.device
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
@@ -69,8 +67,8 @@ class Ppo:
             for groups, outputs, gain in ((self._actor_groups, env.num_actions, 0.01), (self._critic_groups, 1, 1.0))
         )
         self.log_std = nn.Parameter(torch.full((env.num_actions,), math.log(config.initial_std), device=device))
-        self._networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
-        self._networks.register_parameter("log_std", self.log_std)
+        networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+        networks.register_parameter("log_std", self.log_std)
         self.normalizers = {name: RunningStatistics(width, device) for name, width in widths.items()}
         # On a GPU matrix products are faster if rows are multiples of 16 bytes (measured on an H200 with 101 and 113
         # observations: an update takes 0.92 of the time).
@@ -88,6 +86,13 @@ class Ppo:
         # Counters of the random numbers, so that none is used twice even if the settings change on resume.
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._epochs = torch.zeros_like(self._steps)
+        self.parts = {
+            "networks": networks,
+            "normalizers": self.normalizers,
+            "adam": self.adam,
+            "steps": self._steps,
+            "epochs": self._epochs,
+        }
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
         without_autograd = torch.no_grad() if gpu_update else torch.inference_mode()
@@ -101,7 +106,7 @@ class Ppo:
         self._batched = BatchedActorCritic((self.actor, self.critic), self.flat_parameters)
         self._actor_forward = eager_forward(self.actor)
         self._act = fuse(self._choose_actions, device)
-        self._pack_samples = fuse(self._make_packed_samples, device)
+        self._pack_samples = fuse(lambda rollout: self._packing.pack(self.make_samples(rollout)), device)
         self._rank_sums = fuse(self._sums_of_this_rank, device)
         self._standardize = fuse(self._standardize_advantages, device)
         self._losses = fuse(self._minibatch_losses, device)
@@ -143,11 +148,8 @@ class Ppo:
             mean=torch.stack(means),
             log_std=self.log_std.detach().clone(),
             noise=noise,
-            reward=torch.stack([step.reward for step in steps]),
-            terminated=torch.stack([step.terminated for step in steps]),
-            truncated=torch.stack([step.truncated for step in steps]),
-            log=torch.stack([step.log for step in steps]),
             faults=env.faults(),
+            **{name: torch.stack([getattr(step, name) for step in steps]) for name in STEP_TENSORS},
         )
 
     def _update(self) -> Tensor:
@@ -231,9 +233,6 @@ class Ppo:
             value=value,
             log_prob=log_prob(rollout.noise, rollout.log_std),
         )
-
-    def _make_packed_samples(self, rollout: Rollout) -> PackedSamples:
-        return self._packing.pack(self.make_samples(rollout))
 
     def _sums_of_this_rank(self, rollout: Rollout, packed: PackedSamples) -> list[Tensor]:
         """Return what is summed over ranks: `row_sums` of the advantages, totals of the metrics, and `row_sums` of each
@@ -321,29 +320,5 @@ class Ppo:
         mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
         return Policy(fold_normalizer(self.actor, mean, std), self._actor_groups)
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "networks": {name: tensor.detach().clone() for name, tensor in self._networks.state_dict().items()},
-            "normalizers": {name: normalizer.state() for name, normalizer in self.normalizers.items()},
-            "adam": self.adam.state(),
-            "iteration": self.iteration,
-            "steps": self._steps.clone(),
-            "epochs": self._epochs.clone(),
-            "envs": self.env.state(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.load_policy(state)
-        self.adam.load_state(state["adam"])
-        self._steps.copy_(state["steps"])
-        self._epochs.copy_(state["epochs"])
-        self._rollout_env.load_state(state["envs"])
-
     def set_learning_rate(self, learning_rate: float) -> None:
         self.adam.learning_rate.fill_(learning_rate)
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self._networks.load_state_dict(state["networks"])
-        for name, normalizer in self.normalizers.items():
-            normalizer.load_state(state["normalizers"][name])

@@ -9,6 +9,9 @@ from torch import Tensor
 from paceline.env.vec_env import Step
 from paceline.tensors import random
 
+STEP_TENSORS = ("reward", "terminated", "truncated", "log")
+"""Fields of `Step` that a rollout has as well."""
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -40,12 +43,9 @@ class Rollout:
         """Return the steps of the env that made this rollout."""
         return [
             Step(
-                {name: obs[i + 1] for name, obs in self.obs.items()},
-                self.reward[i],
-                self.terminated[i],
-                self.truncated[i],
-                {name: obs[i] for name, obs in self.final_obs.items()},
-                self.log[i],
+                obs={name: obs[i + 1] for name, obs in self.obs.items()},
+                final_obs={name: obs[i] for name, obs in self.final_obs.items()},
+                **{name: getattr(self, name)[i] for name in STEP_TENSORS},
             )
             for i in range(len(self.reward))
         ]

@@ -13,21 +13,14 @@ from rl_games.algos_torch.running_mean_std import RunningMeanStd
 from rl_games.algos_torch.torch_ext import mean_list, policy_kl
 from rl_games.common.algo_observer import AlgoObserver
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
+from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
-from paceline.learners.optimizers import (
-    average_gradients,
-    broadcast_parameters,
-    load_optimizer_state,
-    optimizer_state,
-    set_learning_rate,
-)
+from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rl_games.settings import RlGamesSettings
-from paceline.learners.rollout import Clock, RolloutEnv, vector_widths
+from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.tensors.flat import pack, unpack
 from paceline.tensors.statistics import merge_, row_sums, standardize
 
@@ -35,32 +28,32 @@ from paceline.tensors.statistics import merge_, row_sums, standardize
 _GROUP_NAMES = {"policy": "obs", "critic": "states"}
 
 
-class RlGames:
+class RlGames(Learner):
     """Learner with a central value network for the observation group "critic" if the env has one."""
 
     def __init__(self, env: VecEnv, config: RlGamesSettings, seed: int, group: Group):
-        self.env, self.config, self.iteration = env, config, 0
-        self._rollout_env = RolloutEnv(env, seed, group)
+        super().__init__(env, seed, group)
+        self.config = config
         torch.manual_seed(seed)
-        self._agent = agent = _Agent(self._rollout_env, config)
-        self._networks: dict[str, nn.Module] = {"model": agent.model}
-        self._optimizers: dict[str, Optimizer] = {"model": agent.optimizer}
+        self.agent = agent = _Agent(self._rollout_env, config)
+        trained: dict[str, Any] = {"model": agent}
         if agent.has_central_value:
-            self._networks["central_value"] = agent.central_value_net.model
-            self._optimizers["central_value"] = agent.central_value_net.optimizer
-        for network in self._networks.values():
+            trained["central_value"] = agent.central_value_net
+        self._optimizers = {name: each.optimizer for name, each in trained.items()}
+        networks = {name: each.model for name, each in trained.items()}
+        for network in networks.values():
             broadcast_parameters(group, network.parameters())
+        self.parts = {"networks": networks, "optimizers": self._optimizers}
 
-    def learn(self) -> dict[str, float]:
-        agent = self._agent
-        self._rollout_env.begin_iteration(self.iteration)
+    def collect(self) -> None:
         self._rollout_env.begin_rollout(self.config.horizon_length)
-        agent.clock = clock = Clock(self.env.device)
-        agent.reset_envs()
+        self.agent.collect()
+
+    def update(self) -> dict[str, Any]:
+        agent = self.agent
         agent.update_epoch()
         *_, surrogates, values, _bounds, entropies, divergences, _rate, _factor = agent.train_epoch()
-        clock.lap()
-        losses: dict[str, float | Tensor] = {
+        return {
             "loss/surrogate": mean_list(surrogates),
             "loss/value": agent.central_loss if agent.has_central_value else mean_list(values),
             "loss/entropy": mean_list(entropies),
@@ -68,51 +61,24 @@ class RlGames:
             "policy/learning_rate": agent.last_lr,
             "policy/std": agent.std(),
         }
-        self.iteration += 1
-        return self._rollout_env.report(losses, clock)
-
-    def first_non_finite(self) -> str | None:
-        return self._rollout_env.first_non_finite()
 
     def policy(self) -> Policy:
-        model = self._agent.model
+        model = self.agent.model
         normalizer = [model.running_mean_std] if self.config.normalize_input else []
         return Policy(nn.Sequential(*normalizer, model.a2c_network.actor_mlp, model.a2c_network.mu))
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "networks": {
-                name: {key: tensor.clone() for key, tensor in network.state_dict().items()}
-                for name, network in self._networks.items()
-            },
-            "optimizers": {name: optimizer_state(optimizer) for name, optimizer in self._optimizers.items()},
-            "iteration": self.iteration,
-            "envs": self.env.state(),
-        }
-
     def load_state(self, state: dict[str, Any]) -> None:
-        self.load_policy(state)
-        for name, network in self._networks.items():
-            network.load_state_dict(state["networks"][name])
-        for name, optimizer in self._optimizers.items():
-            load_optimizer_state(optimizer, state["optimizers"][name])
-        self._agent.continue_from(self.iteration)
-        self._rollout_env.load_state(state["envs"])
+        super().load_state(state)
+        self.agent.continue_from(self.iteration)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for optimizer in self._optimizers.values():
             set_learning_rate(optimizer, learning_rate)
-        self._agent.continue_from(self.iteration)
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self._agent.model.load_state_dict(state["networks"]["model"])
+        self.agent.continue_from(self.iteration)
 
 
 class _Agent(A2CAgent):
     """Agent whose gradients, KL divergence, advantages and normalizers are those of the samples of all ranks."""
-
-    clock: Clock
 
     def __init__(self, rollout_env: RolloutEnv, config: RlGamesSettings):
         self._group, self._normalize_advantage = rollout_env.group, config.normalize_advantage
@@ -125,13 +91,22 @@ class _Agent(A2CAgent):
         self.init_tensors()
         self.central_loss = 0.0
         max_norm = config.grad_norm if config.truncate_grads else None
-        self._gradient_hook = _GradientHook(self.optimizer, rollout_env, max_norm)
+        self._gradient_hook = GradientHook(self.optimizer, rollout_env, max_norm)
         if self.has_central_value:
             self.central_value_net.writter = None
-            _GradientHook(self.central_value_net.optimizer, rollout_env, max_norm)
+            GradientHook(self.central_value_net.optimizer, rollout_env, max_norm)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Collect the rollout that `train_epoch` uses."""
+        self.reset_envs()
+        self.set_eval()
+        self._batch = super().play_steps()
+
+    def play_steps(self) -> dict[str, Any]:
+        return self._batch
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
-        self.clock.lap()
         values, returns = batch_dict["values"], batch_dict["returns"]
         advantages = (returns - values).sum(1)
         rows = {
@@ -195,21 +170,6 @@ class _Normalizer(RunningMeanStd):
 
     def train(self, mode: bool = True) -> "_Normalizer":
         return super().train(False)
-
-
-class _GradientHook:
-    """Averages the gradient over ranks in one collective, and clips it, before each step of an optimizer."""
-
-    def __init__(self, optimizer: Optimizer, rollout_env: RolloutEnv, max_norm: float | None):
-        self._group, self._share, self._max_norm = rollout_env.group, rollout_env.share, max_norm
-        self.kl = torch.zeros((), device=rollout_env.env.device)
-        """KL divergence of the minibatch, which is averaged as well."""
-        optimizer.register_step_pre_hook(self._average_and_clip)
-
-    def _average_and_clip(self, optimizer: Optimizer, *_: Any) -> None:
-        average_gradients(self._group, self._share, optimizer, self.kl)
-        if self._max_norm is not None:
-            clip_grad_norm_(optimizer.param_groups[0]["params"], self._max_norm)
 
 
 class _VecEnv:

@@ -1,107 +1,70 @@
-"""Settings of RL-Games, under its own names."""
+"""Settings of RL-Games, under its own names, and the keys of its configuration files."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal
 
-from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
-from paceline.learners.settings import with_overrides
-from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval, check
+from paceline.learners.native_keys import Ignored, Keys, Only, RunOption, Setting, ignored, only, same
+from paceline.learners.settings import Settings, derived, translated
+from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
-class RlGamesSettings:
+class RlGamesSettings(Settings):
     """Settings of RL-Games' continuous A2C with the objective of PPO. The defaults suit locomotion."""
 
     flags: ClassVar[str] = "rl-games"
     horizon_field: ClassVar[str] = "horizon_length"
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
+    horizon = derived(lambda settings: settings.horizon_length)
+    minibatches = derived(lambda settings: settings.horizon_length // settings.minibatch_size_per_env)
 
-    horizon_length: PerIteration = 24
-    """Number of steps per env and iteration; at least 1."""
-    minibatch_size_per_env: PerIteration = 6
+    horizon_length: PerIteration = translated("horizon")
+    minibatch_size_per_env: PerIteration = translated(lambda task: task.horizon // task.minibatches)
     """Number of samples per env in a minibatch, which has all steps of some envs. Must divide the horizon."""
-    mini_epochs: PerIteration = 5
-    """Number of passes over the samples of an iteration; at least 1."""
-    units: LayerWidths = (256, 128, 64)
-    """Widths of the hidden layers."""
-    activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = "elu"
-    """Activation function of the hidden layers."""
+    mini_epochs: PerIteration = translated("epochs")
+    units: LayerWidths = translated("hidden_layers")
+    activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = translated("activation")
     separate: bool = False
     """Give actor and critic separate hidden layers; otherwise they share them."""
-    normalize_input: bool = True
-    """Normalize observations by their running mean and standard deviation."""
+    normalize_input: bool = translated("normalize_observations")
     normalize_value: bool = True
     """Normalize values and returns by their running mean and standard deviation."""
     normalize_advantage: bool = True
     """Standardize advantages over the rollout."""
     value_bootstrap: bool = True
     """Bootstrap the value of an episode that the time limit ended."""
-    learning_rate: Positive = 1e-3
-    """Learning rate at the start; above 0."""
-    lr_schedule: Literal["adaptive", "linear", "none"] = "adaptive"
+    learning_rate: Positive = translated("learning_rate")
+    lr_schedule: Literal["adaptive", "linear", "none"] = translated(
+        lambda task: "adaptive" if task.desired_kl else "none"
+    )
     """Schedule of the learning rate: adapted to the KL divergence, falling linearly, or constant (none)."""
     schedule_type: Literal["legacy", "standard"] = "legacy"
     """With the adaptive schedule: adapt after each minibatch (legacy) or after each epoch (standard)."""
-    kl_threshold: Positive = 0.01
+    kl_threshold: Positive = translated(lambda task: task.desired_kl or 0.01)
     """With the adaptive schedule: KL divergence at which the learning rate aims; above 0."""
     max_epochs: int = -1
     """With the linear schedule: number of iterations over which the learning rate falls almost to 0."""
-    gamma: UnitInterval = 0.99
-    """Discount factor of future rewards; 0 to 1."""
-    tau: UnitInterval = 0.95
-    """Decay of generalized advantage estimation, often called lambda; 0 to 1."""
-    e_clip: Positive = 0.2
-    """Clipping range of the probability ratio, and of the change of the value; above 0."""
-    clip_value: bool = True
-    """Clip the change of the value in the value loss."""
-    critic_coef: NonNegative = 2.0
+    gamma: UnitInterval = translated("discount")
+    tau: UnitInterval = translated("gae_lambda")
+    e_clip: Positive = translated("clip")
+    clip_value: bool = translated("clip_value")
+    critic_coef: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
     """Weight of the value loss, which RL-Games halves; at least 0."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus; at least 0."""
+    entropy_coef: NonNegative = translated("entropy_weight", default=0.0)
     bounds_loss_coef: NonNegative = 0.0
     """Weight of the penalty for mean actions outside -1.1 to 1.1; at least 0."""
-    grad_norm: Positive = 1.0
+    grad_norm: Positive = translated("max_gradient_norm")
     """Norm to which the gradient is clipped if `truncate_grads` is set; above 0."""
     truncate_grads: bool = True
     """Clip the norm of the gradient."""
     reward_scale: Positive = 1.0
     """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
-    @property
-    def horizon(self) -> int:
-        return self.horizon_length
-
-    @property
-    def minibatches(self) -> int:
-        return self.horizon_length // self.minibatch_size_per_env
-
-    @classmethod
-    def from_training(cls, training: TrainingSettings) -> Self:
-        settings = cls(
-            horizon_length=training.horizon,
-            minibatch_size_per_env=training.horizon // training.minibatches,
-            mini_epochs=training.epochs,
-            units=training.hidden_layers,
-            activation=cast("Any", training.activation),
-            normalize_input=training.normalize_observations,
-            learning_rate=training.learning_rate,
-            lr_schedule="adaptive" if training.desired_kl else "none",
-            kl_threshold=training.desired_kl or cls.kl_threshold,
-            gamma=training.discount,
-            tau=training.gae_lambda,
-            e_clip=training.clip,
-            clip_value=training.clip_value,
-            # RL-Games halves the value loss.
-            critic_coef=2.0 * training.value_loss_weight,
-            entropy_coef=training.entropy_weight,
-            grad_norm=training.max_gradient_norm,
-        )
-        return with_overrides(settings, training, "rl_games")
-
     def check(self) -> None:
-        check(self, f"--{self.flags}.")
+        super().check()
         if self.horizon_length % self.minibatch_size_per_env:
             raise UserError(
                 f"--rl-games.minibatch-size-per-env {self.minibatch_size_per_env} does not divide "
@@ -112,3 +75,93 @@ class RlGamesSettings:
                 f"--rl-games.lr-schedule linear with --rl-games.max-epochs {self.max_epochs}: "
                 "give the iterations over which the learning rate falls"
             )
+
+
+_MLP: Keys = {
+    **same("units activation"),
+    **only(False, "d2rl norm_only_first_layer"),
+    "initializer": {"name": Only("default"), "scale": Ignored()},
+    "regularizer": {"name": Only("None", None)},
+}
+_LR_SCHEDULES = {"adaptive": "adaptive", "linear": "linear", "None": "none", None: "none"}
+_LR_SCHEDULE = Setting("lr_schedule", _LR_SCHEDULES | {"identity": "none", "constant": "none"})
+# Keys that a central value network has as well.
+_OPTIMIZATION: Keys = {
+    **same("minibatch_size minibatch_size_per_env mini_epochs learning_rate kl_threshold clip_value normalize_input"),
+    **same("truncate_grads grad_norm e_clip schedule_type"),
+    "lr_schedule": _LR_SCHEDULE,
+    "weight_decay": Only(0.0),
+    **only(False, "mixed_precision freeze_critic"),
+}
+
+_CONFIG: Keys = {
+    **_OPTIMIZATION,
+    **same("horizon_length normalize_value normalize_advantage value_bootstrap gamma tau critic_coef entropy_coef"),
+    "bounds_loss_coef": Setting("bounds_loss_coef", null=0.0),
+    "reward_shaper": {
+        "scale_value": Setting("reward_scale"),
+        "shift_value": Only(0),
+        "min_val": Only(-math.inf),
+        "max_val": Only(math.inf),
+        "log_val": Only(False),
+        "is_torch": Ignored(),
+    },
+    "max_epochs": RunOption("max_iterations", setting="max_epochs"),
+    "save_frequency": RunOption("checkpoint_every"),
+    "central_value_config": {
+        **_OPTIMIZATION,
+        "model": {"name": Only("central_value")},
+        "network": {
+            "name": Only("actor_critic"),
+            "central_value": Ignored("used if the task has the group critic"),
+            "mlp": _MLP,
+        },
+    },
+    **only(True, "ppo is_train use_experimental_cv"),
+    "bound_loss_type": Only("bound"),
+    **{name: Only(-1, remedy="give max_epochs") for name in ("max_frames", "max_steps")},
+    "epochs_between_resets": Only(0),
+    "self_play_config": Only(None),
+    **only(False, "population_based_training use_action_masks self_play normalize_rms_advantage use_smooth_clamp"),
+    **only(False, "schedule_entropy"),
+    "clip_actions": Ignored("the task does this"),
+    # Keys of recurrent networks, which are rejected below.
+    **ignored("seq_length seq_len bptt_length zero_rnn_on_done"),
+    **ignored("name env_name env_config env_info vec_env num_actors device device_name full_experiment_name train_dir"),
+    **ignored("log_path network_path features player multi_gpu torch_compile score_to_win save_best_after print_stats"),
+    **ignored("games_to_track use_diagnostics pbt_idx adv_rms_momentum"),
+}
+
+NATIVE_KEYS: Keys = {
+    "params": {
+        "seed": RunOption("seed", minimum=0),
+        **ignored("load_checkpoint load_path torch_threads"),
+        # Isaac Lab's wrapper clips with these.
+        "env": {name: Ignored("the task does this") for name in ("clip_observations", "clip_actions", "obs_groups")}
+        | {"concate_obs_groups": Ignored()},
+        "algo": {"name": Only("a2c_continuous")},
+        "model": {"name": Only("continuous_a2c_logstd")},
+        "network": {
+            "name": Only("actor_critic"),
+            **same("separate"),
+            "space": {
+                "continuous": {
+                    **{name: Only("None", None) for name in ("mu_activation", "sigma_activation")},
+                    "mu_init": {"name": Only("default")},
+                    "sigma_init": {"name": Only("const_initializer"), "val": Only(0)},
+                    "fixed_sigma": Only(True),
+                },
+                "discrete": Only(),
+                "multi_discrete": Only(),
+            },
+            "mlp": _MLP,
+            **{name: Only("None", None) for name in ("value_activation", "normalization")},
+            "central_value": Only(False),
+            "joint_obs_actions": Only(None),
+            "rnn": Only(),
+            "cnn": Only(),
+        },
+        "config": _CONFIG,
+    }
+}
+"""All keys of RL-Games' configuration files."""

@@ -2,10 +2,9 @@
 
 import re
 import warnings
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,23 +31,21 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 # Added to the standard deviation by the normalizer of RSL-RL.
 _EPSILON = 1e-2
 
-_REFUSED = {
+# Networks that cannot be loaded, by the first characters of the names of their tensors.
+_UNSUPPORTED = {
     "rnn.": "a recurrent network",
     "memory_": "a recurrent network",
     "cnn": "a convolutional network",
     "actor_cnn": "a convolutional network",
     "student": "a student of a distillation",
 }
-"""Networks that cannot be loaded, by the first characters of the names of their tensors."""
 
 
-@dataclass(frozen=True)
-class ExternalPolicy:
-    """Policy of a checkpoint that RSL-RL wrote."""
+class ExternalPolicy(NamedTuple):
+    """Policy of a checkpoint that RSL-RL wrote, and the number of iterations for which it was trained."""
 
     policy: Policy
     iteration: int
-    """Number of iterations for which it was trained."""
 
 
 def load_external_policy(file: Path, activation: str, inputs: int, actions: int) -> ExternalPolicy:
@@ -60,12 +57,19 @@ def load_external_policy(file: Path, activation: str, inputs: int, actions: int)
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
     content = _load(file)
-    tensors, normalizer = _actor(content, file)
-    iteration = content.get("iter", 0)
-    if type(iteration) is not int or iteration < 0:
-        raise UserError(f"{file} is damaged: its iter is {shown(iteration)}, not a whole number")
-    layers = _layers(tensors, file)
-    _check_sizes(layers, inputs, actions, file)
+    try:
+        tensors, normalizer = _actor(content)
+        layers = _layers(tensors, inputs, actions)
+        mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
+        if normalizer and (len(mean), len(std)) != (inputs, inputs):
+            raise UserError(
+                f"is damaged: it has {len(mean)} means and {len(std)} standard deviations for {inputs} observations"
+            )
+        iteration = content.get("iter", 0)
+        if type(iteration) is not int or iteration < 0:
+            raise UserError(f"is damaged: its iter is {shown(iteration)}, not a whole number")
+    except UserError as error:
+        raise UserError(f"{file} {error}") from None
     if len(layers) > 1:
         check_value(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]), LayerWidths)
     network = nn.Sequential()
@@ -74,18 +78,7 @@ def load_external_policy(file: Path, activation: str, inputs: int, actions: int)
         linear.load_state_dict({"weight": weight, "bias": bias})
         network.extend((linear, ACTIVATIONS[activation]()))
     network.pop(-1)
-    if normalizer:
-        network = _fold_normalizer(network, normalizer, inputs, file)
-    return ExternalPolicy(Policy(network), iteration)
-
-
-def _fold_normalizer(network: nn.Sequential, normalizer: dict[str, Tensor], inputs: int, file: Path) -> nn.Sequential:
-    mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
-    if (len(mean), len(std)) != (inputs, inputs):
-        raise UserError(
-            f"{file} is damaged: it has {len(mean)} means and {len(std)} standard deviations for {inputs} observations"
-        )
-    return fold_normalizer(network, mean, std + _EPSILON)
+    return ExternalPolicy(Policy(fold_normalizer(network, mean, std + _EPSILON) if normalizer else network), iteration)
 
 
 def _load(file: Path) -> dict[str, Any]:
@@ -110,27 +103,29 @@ def _load(file: Path) -> dict[str, Any]:
     return content
 
 
-def _actor(content: dict[str, Any], file: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _actor(content: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of the actor's layers, such as "0.weight", and of its normalizer, such as "_mean"."""
     if "actor_state_dict" in content:
-        state, layers, normalizer_prefix = content["actor_state_dict"], "mlp.", "obs_normalizer."
+        state, prefixes = content["actor_state_dict"], ("mlp.", "obs_normalizer.")
         # The action noise is only used in training; before version 5 it had no prefix.
         unused = r"(distribution\.)?(log_)?std(_param)?"
     else:
-        state, layers, normalizer_prefix = content["model_state_dict"], "actor.", "actor_obs_normalizer."
+        state, prefixes = content["model_state_dict"], ("actor.", "actor_obs_normalizer.")
         unused = r"(log_)?std|critic.*"
     # In version 2 the normalizer belonged to the runner.
     runner_normalizer = content.get("obs_norm_state_dict") or {}
     if not _named_tensors(state) or not _named_tensors(runner_normalizer):
-        raise UserError(f"{file} is not a policy of RSL-RL: its networks are not named tensors")
+        raise UserError("is not a policy of RSL-RL: its networks are not named tensors")
     for name in state:
-        for prefix, network in _REFUSED.items():
-            if name.startswith(prefix):
-                raise UserError(f"{file} holds {network} ({name}): only multi-layer perceptrons can be loaded")
-        if not name.startswith((layers, normalizer_prefix)) and not re.fullmatch(unused, name):
-            raise UserError(f"{file} holds {name}, which is not of a multi-layer perceptron: it cannot be loaded")
-    normalizer = runner_normalizer | _with_prefix(state, normalizer_prefix)
-    return _with_prefix(state, layers), {name: tensor.float() for name, tensor in normalizer.items()}
+        if network := next((kind for prefix, kind in _UNSUPPORTED.items() if name.startswith(prefix)), None):
+            raise UserError(f"holds {network} ({name}): only multi-layer perceptrons can be loaded")
+        if not name.startswith(prefixes) and not re.fullmatch(unused, name):
+            raise UserError(f"holds {name}, which is not of a multi-layer perceptron: it cannot be loaded")
+    layers, normalizer = (
+        {name.removeprefix(prefix): tensor.float() for name, tensor in state.items() if name.startswith(prefix)}
+        for prefix in prefixes
+    )
+    return layers, {name: tensor.float() for name, tensor in runner_normalizer.items()} | normalizer
 
 
 def _named_tensors(part: Any) -> bool:
@@ -145,37 +140,28 @@ def _named_tensors(part: Any) -> bool:
     )
 
 
-def _with_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
-def _layers(tensors: dict[str, Tensor], file: Path) -> list[tuple[Tensor, Tensor]]:
+def _layers(tensors: dict[str, Tensor], inputs: int, actions: int) -> list[tuple[Tensor, Tensor]]:
     """Return weights and biases from input to output."""
-    indices = sorted({int(name.split(".")[0]) for name in tensors if re.fullmatch(r"\d{1,4}\.weight", name)})
-    names = {f"{index}.{part}" for index in indices for part in ("weight", "bias")}
+    count = len(tensors) // 2
     # The odd indices are activations, which have no tensors.
-    if not indices or indices != list(range(0, 2 * len(indices), 2)) or names != tensors.keys():
-        raise UserError(f"{file} holds {', '.join(sorted(tensors)) or 'no layers'}, not a plain multi-layer perceptron")
-    found = [(tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float()) for index in indices]
-    whole = all(weight.dim() == 2 and bias.shape == weight.shape[:1] for weight, bias in found)
-    if not whole or any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(found)):
-        shapes = ", ".join(str(tuple(weight.shape)) for weight, _ in found)
-        raise UserError(f"{file} is damaged: the shapes of its layers, {shapes}, do not match")
-    return found
-
-
-def _check_sizes(layers: list[tuple[Tensor, Tensor]], inputs: int, actions: int, file: Path) -> None:
+    names = [(f"{index}.weight", f"{index}.bias") for index in range(0, 2 * count, 2)]
+    if not tensors or {name for pair in names for name in pair} != tensors.keys():
+        raise UserError(f"holds {', '.join(sorted(tensors)) or 'no layers'}, not a plain multi-layer perceptron")
+    layers = [(tensors[weight], tensors[bias]) for weight, bias in names]
+    whole = all(weight.dim() == 2 and bias.shape == weight.shape[:1] for weight, bias in layers)
+    if not whole or any(weight.shape[0] != after.shape[1] for (weight, _), (after, _) in pairwise(layers)):
+        shapes = ", ".join(str(tuple(weight.shape)) for weight, _ in layers)
+        raise UserError(f"is damaged: the shapes of its layers, {shapes}, do not match")
     takes, gives = layers[0][0].shape[1], layers[-1][0].shape[0]
     if takes != inputs:
         raise UserError(
-            f"{file} takes {takes} observations, but the task gives {inputs}: choose the --task it was trained for"
+            f"takes {takes} observations, but the task gives {inputs}: choose the --task it was trained for"
         )
     if gives == 2 * actions:
         raise UserError(
-            f"{file} gives {gives} numbers where the task takes {actions}: a policy whose noise depends on the "
-            "observations, or is not Gaussian, cannot be loaded"
+            f"gives {gives} numbers where the task takes {actions}: a policy whose noise depends on the observations, "
+            "or is not Gaussian, cannot be loaded"
         )
     if gives != actions:
-        raise UserError(
-            f"{file} gives {gives} actions, but the task takes {actions}: choose the --task it was trained for"
-        )
+        raise UserError(f"gives {gives} actions, but the task takes {actions}: choose the --task it was trained for")
+    return layers

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
+from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, fold_normalizer
 from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_parameters
 from paceline.learners.ppo.objective import surrogate_loss, value_loss
-from paceline.learners.rollout import Clock, RolloutEnv, vector_widths
+from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
@@ -30,33 +31,28 @@ from paceline.tensors.statistics import merge_, row_sums, standardize
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 
 
-class RslRl:
+class RslRl(Learner):
     """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
 
     def __init__(self, env: VecEnv, config: RslRlSettings, seed: int, group: Group):
-        self.env, self.config, self.iteration = env, config, 0
+        super().__init__(env, seed, group)
+        self.config = config
         vector_widths(env, "rsl_rl")
-        self._rollout_env = RolloutEnv(env, seed, group)
         self.algorithm = _Algorithm(self._tensor_dict(self._rollout_env.obs), self._rollout_env, config, seed)
-        self._networks = {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
+        networks = {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
+        self.parts = {"networks": networks, "adam": self.algorithm.adam}
         collect, update = torch.no_grad()(self._collect), torch.no_grad()(self.algorithm.update_policy)
-        self.collect = capture(collect, env.device, warp=True) if env.capturable else collect
-        """Collects a rollout into the storage of the algorithm."""
-        self.update = capture(update, env.device) if group.capturable else update
-        """Updates the policy on the latest rollout."""
+        self._collect_graph = capture(collect, env.device, warp=True) if env.capturable else collect
+        self._update_graph = capture(update, env.device) if group.capturable else update
 
-    def learn(self) -> dict[str, float]:
-        self._rollout_env.begin_iteration(self.iteration)
-        clock = Clock(self.env.device)
-        self.collect()
-        clock.lap()
-        losses = self.update()
-        clock.lap()
-        self.iteration += 1
-        metrics: dict[str, float | Tensor] = dict(zip(_LOSS_NAMES, losses.unbind(0), strict=True))
-        metrics["policy/learning_rate"] = self.algorithm.adam.learning_rate
-        metrics["policy/std"] = self.algorithm.action_std.detach().clone()
-        return self._rollout_env.report(metrics, clock)
+    def collect(self) -> None:
+        """Collect a rollout into the storage of the algorithm."""
+        self._collect_graph()
+
+    def update(self) -> dict[str, Tensor]:
+        losses = dict(zip(_LOSS_NAMES, self._update_graph().unbind(0), strict=True))
+        rate, std = self.algorithm.adam.learning_rate, self.algorithm.action_std.detach().clone()
+        return {**losses, "policy/learning_rate": rate, "policy/std": std}
 
     def _collect(self) -> None:
         algorithm, steps = self.algorithm, self.config.num_steps_per_env
@@ -72,9 +68,6 @@ class RslRl:
     def _tensor_dict(self, obs: dict[str, Tensor]) -> TensorDict:
         return TensorDict(cast("Any", obs), batch_size=[self.env.num_envs], device=self.env.device)
 
-    def first_non_finite(self) -> str | None:
-        return self._rollout_env.first_non_finite()
-
     def policy(self) -> Policy:
         actor = self.algorithm.actor
         if not self.config.obs_normalization:
@@ -82,30 +75,8 @@ class RslRl:
         normalizer = cast("EmpiricalNormalization", actor.obs_normalizer)
         return Policy(fold_normalizer(actor.mlp, normalizer.mean, normalizer.std + normalizer.eps))
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "networks": {
-                name: {key: tensor.clone() for key, tensor in network.state_dict().items()}
-                for name, network in self._networks.items()
-            },
-            "adam": self.algorithm.adam.state(),
-            "iteration": self.iteration,
-            "envs": self.env.state(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        for name, network in self._networks.items():
-            network.load_state_dict(state["networks"][name])
-        self.algorithm.adam.load_state(state["adam"])
-        self._rollout_env.load_state(state["envs"])
-
     def set_learning_rate(self, learning_rate: float) -> None:
         self.algorithm.adam.learning_rate.fill_(learning_rate)
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self.algorithm.actor.load_state_dict(state["networks"]["actor"])
 
 
 class _Algorithm(PPO):

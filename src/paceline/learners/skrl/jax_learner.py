@@ -17,10 +17,10 @@ from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import ClippedNormalizer
 from paceline.learners.optimizers import broadcast_parameters
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.jax_arrays import JaxDevice, flat, jax_device, random_key, to_jax, to_torch, unflat
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, metrics, spaces, without_launcher
+from paceline.learners.skrl.jax_arrays import JaxDevice, SavedArrays, flat, jax_device, random_key, to_jax, unflat
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
-from paceline.tensors.statistics import merge_, row_sums, standardize
+from paceline.tensors.statistics import merge_, row_sums
 
 with without_launcher():
     import skrl
@@ -37,7 +37,7 @@ _ACTIVATIONS = {"elu": (jax.nn.elu, nn.ELU), "relu": (jax.nn.relu, nn.ReLU), "ta
 class SkrlJax(SkrlLearner):
     """skrl's PPO on JAX."""
 
-    _agent: "_Agent"
+    agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
@@ -46,20 +46,20 @@ class SkrlJax(SkrlLearner):
         skrl.config.jax.device = self._device
         jax.config.update("jax_default_device", self._device)
         torch.manual_seed(seed)
-        self._agent = _Agent(self._rollout_env, config, self._device)
-        for network in self._agent.networks.values():
-            parameters = flat(network.state_dict.params)
+        self.agent = agent = _Agent(self._rollout_env, config, self._device)
+        networks = {name: SavedArrays(network) for name, network in agent.networks.items()}
+        for network in networks.values():
+            parameters = network.state()
             broadcast_parameters(group, parameters.values())
-            _set_parameters(network, parameters)
+            network.load_state(parameters)
+        normalizers = {name: SavedArrays(scaler) for name, scaler in agent.scalers.items()}
+        self.parts = {"networks": networks, "normalizers": normalizers, "optimizer": agent}
 
-    def _from_torch(self, tensor: Tensor) -> jax.Array:
+    def from_torch(self, tensor: Tensor) -> jax.Array:
         return to_jax(tensor, self._device)
 
-    def _to_torch(self, array: jax.Array) -> Tensor:
-        return to_torch(array)
-
     def set_learning_rate(self, learning_rate: float) -> None:
-        self._agent.policy_learning_rate = self._agent.value_learning_rate = learning_rate
+        self.agent.policy_learning_rate = self.agent.value_learning_rate = learning_rate
 
 
 class _Agent(PPO):
@@ -70,10 +70,12 @@ class _Agent(PPO):
     memory: "_Memory"
 
     def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice):
-        self._rollout_env, self._config, self._divergences = rollout_env, config, list[float]()
+        self._rollout_env, self._config = rollout_env, config
+        self.divergences: list[float] = []
+        """KL divergence of each epoch."""
         env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
         self.networks = make_networks(widths, env.num_actions, config, device)
-        memory = _Memory(group, memory_size=config.rollouts, num_envs=env.num_envs, device=device)
+        memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=device)
         super().__init__(
             models=self.networks,
             memory=memory,
@@ -86,13 +88,9 @@ class _Agent(PPO):
             ),
             **spaces(widths, env.num_actions, device),
         )
-        preprocessors = {
-            "observation": self._observation_preprocessor,
-            "state": self._state_preprocessor,
-            "value": self._value_preprocessor,
-        }
-        self.scalers = {name: scaler for name, scaler in preprocessors.items() if isinstance(scaler, _Scaler)}
-        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor)
+        modules = self.checkpoint_modules.items()
+        self.scalers = {name: module for name, module in modules if isinstance(module, _Scaler)}
+        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor, group, correction=0)
         adams = {"policy": self.policy_optimizer, "value": self.value_optimizer}
         self.adam = self.policy_optimizer = self.value_optimizer = _SharedAdam(
             adams, self.networks, group, rollout_env.share
@@ -107,56 +105,41 @@ class _Agent(PPO):
         self.policy._g_key, self.policy._g_i = random_key(), 0
         np.random.seed(int(torch.randint(2**32, ())))
         self.tracking_data.clear()
-        self._divergences.clear()
+        self.divergences.clear()
 
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the latest update."""
-        log_std = to_torch(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
-        entropy = (0.5 + 0.5 * math.log(2.0 * math.pi) + log_std).sum()
-        return metrics(self.tracking_data, entropy, self._divergences, self.policy_learning_rate, log_std.exp())
+    def log_std(self) -> Tensor:
+        return torch.from_dlpack(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
+
+    def learning_rate(self) -> float:
+        return float(self.policy_learning_rate)
 
     def policy_network(self) -> nn.Module:
         """Return the mean action as a torch network of raw observations."""
         layers: list[nn.Module] = []
-        if scaler := self.scalers.get("observation"):
-            mean, variance = (to_torch(found).cpu() for found in (scaler.running_mean, scaler.running_variance))
+        if scaler := self.scalers.get("observation_preprocessor"):
+            mean, variance = map(torch.from_dlpack, (scaler.running_mean, scaler.running_variance))
             layers.append(ClippedNormalizer(mean, variance.sqrt() + scaler.epsilon, scaler.clip_threshold))
         parameters: Any = self.policy.state_dict.params["params"]
         for index in range(len(self._config.layers) + 1):
-            kernel, bias = (to_torch(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
+            kernel, bias = (torch.from_dlpack(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
             linear = nn.Linear(kernel.shape[0], kernel.shape[1])
             linear.load_state_dict({"weight": kernel.T, "bias": bias})
             layers += [linear, _ACTIVATIONS[self._config.activations][1]()]
         return nn.Sequential(*layers[:-1])
 
     def state(self) -> dict[str, Any]:
-        return {
-            "networks": {name: flat(network.state_dict.params) for name, network in self.networks.items()},
-            "normalizers": {name: flat(scaler.statistics()) for name, scaler in self.scalers.items()},
-            "optimizer": {
-                "learning_rate": float(self.policy_learning_rate),
-                **{name: flat(moments) for name, moments in self.adam.states.items()},
-            },
-        }
+        """Return the state of the optimizers."""
+        moments = {name: flat(moments) for name, moments in self.adam.states.items()}
+        return {"learning_rate": self.learning_rate(), **moments}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.load_policy(state)
-        _set_parameters(self.value, state["networks"]["value"])
-        for name, scaler in self.scalers.items():
-            scaler.load(state["normalizers"][name])
-        for name, adam in self.adam.states.items():
-            self.adam.states[name] = unflat(adam, state["optimizer"][name])
-        self.policy_learning_rate = self.value_learning_rate = state["optimizer"]["learning_rate"]
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        _set_parameters(self.policy, state["networks"]["policy"])
-        if scaler := self.scalers.get("observation"):
-            scaler.load(state["normalizers"]["observation"])
+        self.adam.states = {name: unflat(moments, state[name]) for name, moments in self.adam.states.items()}
+        self.policy_learning_rate = self.value_learning_rate = state["learning_rate"]
 
     def _policy_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
         """Adapt the learning rate to the KL divergence over all ranks, and record it."""
-        self._divergences.append(self._rollout_env.average(float(kl)))
-        return self._adapt(timestep, lr=lr, kl=self._divergences[-1]) if self._adapt else lr
+        self.divergences.append(self._rollout_env.average(float(kl)))
+        return self._adapt(timestep, lr=lr, kl=self.divergences[-1]) if self._adapt else lr
 
     def _value_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
         """Return the learning rate of the policy, which skrl schedules first."""
@@ -165,8 +148,8 @@ class _Agent(PPO):
 
 def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, device: JaxDevice) -> dict[str, Model]:
     """Return the policy and the value network, with weights sampled from torch's generator."""
-    options = {"layers": config.layers, "activation": config.activations, **spaces(widths, actions, device)}
-    networks = {"policy": _Policy(initial_log_std=config.initial_log_std, **options), "value": _Value(**options)}
+    boxes = spaces(widths, actions, device)
+    networks = {"policy": _Policy(config, **boxes), "value": _Value(config, **boxes)}
     for network in networks.values():
         network.init_state_dict(key=random_key())
     return networks
@@ -175,42 +158,39 @@ def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, de
 class _Policy(GaussianMixin, Model):
     """MLP for the mean action, with noise that does not depend on the observations."""
 
-    layers: tuple[int, ...] = ()
-    activation: str = "elu"
-    initial_log_std: float = 0.0
+    config: SkrlSettings = SkrlSettings()
 
-    def __init__(self, *, layers: tuple[int, ...], activation: str, initial_log_std: float, **spaces: Any):
-        self.layers, self.activation, self.initial_log_std = layers, activation, initial_log_std
-        Model.__init__(self, **spaces)
+    def __init__(self, config: SkrlSettings, **boxes: Any):
+        self.config = config
+        Model.__init__(self, **boxes)
         GaussianMixin.__init__(self)
 
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        mean = _mlp(inputs["observations"], self.layers, self.activation, self.num_actions, last_gain=0.01)
-        log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.initial_log_std, jnp.float32))
+        mean = _mlp(inputs["observations"], self.config, self.num_actions, last_gain=0.01)
+        log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.config.initial_log_std, jnp.float32))
         return mean, {"log_std": log_std}
 
 
 class _Value(DeterministicMixin, Model):
-    layers: tuple[int, ...] = ()
-    activation: str = "elu"
+    config: SkrlSettings = SkrlSettings()
 
-    def __init__(self, *, layers: tuple[int, ...], activation: str, **spaces: Any):
-        self.layers, self.activation = layers, activation
-        Model.__init__(self, **spaces)
+    def __init__(self, config: SkrlSettings, **boxes: Any):
+        self.config = config
+        Model.__init__(self, **boxes)
         DeterministicMixin.__init__(self)
 
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
         states = inputs["observations"] if inputs["states"] is None else inputs["states"]
-        return _mlp(states, self.layers, self.activation, 1, last_gain=1.0), {}
+        return _mlp(states, self.config, 1, last_gain=1.0), {}
 
 
-def _mlp(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
+def _mlp(x: jax.Array, config: SkrlSettings, outputs: int, last_gain: float) -> jax.Array:
     """Compute a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
-    for width in layers:
+    for width in config.layers:
         dense = flax.linen.Dense(width, kernel_init=jax.nn.initializers.orthogonal(math.sqrt(2.0)))
-        x = _ACTIVATIONS[activation][0](dense(x))
+        x = _ACTIVATIONS[config.activations][0](dense(x))
     return flax.linen.Dense(outputs, kernel_init=jax.nn.initializers.orthogonal(last_gain))(x)
 
 
@@ -227,7 +207,7 @@ class GradientMean:
         if self._group.alone:
             return gradient
         # In place, because nothing else uses this array.
-        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(to_torch(self._pack(gradient)))))
+        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(torch.from_dlpack(self._pack(gradient)))))
 
 
 class _SharedAdam:
@@ -260,18 +240,12 @@ class _Scaler(RunningStandardScaler):
 
     def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
         if train and x is not None:
-            self._merge(to_torch(x))
+            self._merge(torch.from_dlpack(x))
         return super().__call__(x, inverse=inverse)
-
-    def statistics(self) -> dict[str, jax.Array]:
-        return cast("Any", self.state_dict).params
-
-    def load(self, statistics: dict[str, Tensor]) -> None:
-        self.state_dict = unflat(self.statistics(), statistics)
 
     def _merge(self, rows: Tensor) -> None:
         arrays = (self.current_count, self.running_mean, self.running_variance)
-        count, mean, variance = (to_torch(array).double() for array in arrays)
+        count, mean, variance = (torch.from_dlpack(array).double() for array in arrays)
         merge_(count, mean, variance, self._group.sum_(row_sums(rows, mean)))
         self.current_count, self.running_mean, self.running_variance = (
             to_jax(merged.float(), self.device) for merged in (count, mean, variance)
@@ -279,21 +253,10 @@ class _Scaler(RunningStandardScaler):
 
 
 class _Memory(RandomMemory):
-    """Standardizes advantages over the samples of all ranks."""
+    """Replaces the advantages by those that are standardized over all ranks."""
 
     values: UnscaledValues
 
-    def __init__(self, group: Group, **options: Any):
-        super().__init__(**options)
-        self._group = group
-
     def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
-        if name == "advantages":
-            advantages = to_torch(self.values.take_advantages())
-            sums = self._group.sum_(row_sums(advantages))
-            tensor = to_jax(standardize(advantages, sums, correction=0), self.device)
+        tensor = to_jax(self.values.take_advantages(), self.device) if name == "advantages" else tensor
         super().set_tensor_by_name(name, tensor)
-
-
-def _set_parameters(network: Model, parameters: dict[str, Tensor]) -> None:
-    network.state_dict = network.state_dict.replace(params=unflat(network.state_dict.params, parameters))

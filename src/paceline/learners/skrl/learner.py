@@ -1,7 +1,7 @@
 """Code that the skrl learners on torch and JAX share. The trainer of skrl, which logs and saves, is not used."""
 
+import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,26 +13,25 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
+from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
-from paceline.learners.rollout import Clock, RolloutEnv
 from paceline.learners.skrl.settings import SkrlSettings
+from paceline.tensors.statistics import row_sums, standardize
 
 NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
 """Arguments by which skrl schedules its logs and files, which are not used."""
 
 _SAME_OPTIONS = (
-    "rollouts",
-    "learning_epochs",
-    "mini_batches",
-    "discount_factor",
-    "gae_lambda",
-    "learning_rate",
-    "grad_norm_clip",
-    "ratio_clip",
-    "value_clip",
-    "entropy_loss_scale",
-    "value_loss_scale",
-    "time_limit_bootstrap",
+    *(
+        "rollouts",
+        "learning_epochs",
+        "mini_batches",
+        "learning_rate",
+        "discount_factor",
+        "gae_lambda",
+        "grad_norm_clip",
+    ),
+    *("ratio_clip", "value_clip", "value_loss_scale", "entropy_loss_scale", "time_limit_bootstrap"),
 )
 
 
@@ -77,59 +76,45 @@ class UnscaledValues:
     """Value preprocessor that keeps its inputs. An update of skrl scales the values and then the returns of the
     rollout; the difference of both before scaling are the advantages, which skrl does not expose."""
 
-    def __init__(self, scale: Callable[..., Any]):
-        self._scale, self._kept = scale, list[Any]()
+    def __init__(self, scale: Callable[..., Any], group: Group, correction: int):
+        self._scale, self._group, self._correction, self._kept = scale, group, correction, list[Any]()
 
     def __call__(self, values: Any, *, train: bool = False, inverse: bool = False) -> Any:
         if train:
             self._kept.append(values + 0.0)
         return self._scale(values, train=train, inverse=inverse)
 
-    def take_advantages(self) -> Any:
-        values, returns = self._kept
+    def take_advantages(self) -> Tensor:
+        """Return the advantages, standardized over the samples of all ranks."""
+        values, returns = map(torch.from_dlpack, self._kept)
         self._kept.clear()
-        return returns - values
+        advantages = returns - values
+        return standardize(advantages, self._group.sum_(row_sums(advantages)), self._correction)
 
 
-class SkrlLearner(ABC):
+class SkrlLearner(Learner):
     """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
 
-    _agent: Any
-    """skrl's PPO with the methods `begin`, `metrics`, `policy_network`, `state`, `load_state` and `load_policy`."""
+    agent: Any
+    """skrl's PPO with the methods `begin`, `log_std`, `divergences`, `learning_rate` and `policy_network`."""
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        self.env, self.config, self.iteration = env, config, 0
-        self._rollout_env = RolloutEnv(env, seed, group)
+        super().__init__(env, seed, group)
+        self.config = config
 
-    @abstractmethod
-    def _from_torch(self, tensor: Tensor) -> Any:
+    def from_torch(self, tensor: Tensor) -> Any:
         """Convert a tensor to an array of the framework."""
-
-    @abstractmethod
-    def _to_torch(self, array: Any) -> Tensor: ...
-
-    @abstractmethod
-    def set_learning_rate(self, learning_rate: float) -> None: ...
-
-    def learn(self) -> dict[str, float]:
-        self._rollout_env.begin_iteration(self.iteration)
-        self._agent.begin()
-        clock = Clock(self.env.device)
-        self.collect()
-        clock.lap()
-        self._agent.update(**NO_SCHEDULE)
-        clock.lap()
-        self.iteration += 1
-        return self._rollout_env.report(self._agent.metrics(), clock)
+        return tensor
 
     @torch.no_grad()
     def collect(self) -> None:
         """Collect a rollout into the memory of the agent."""
         self._rollout_env.reset_once()
+        self.agent.begin()
         inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
         for _ in range(self.config.rollouts):
-            actions, _ = self._agent.act(*inputs, **NO_SCHEDULE)
-            step = self._rollout_env.step(self._to_torch(actions))
+            actions, _ = self.agent.act(*inputs, **NO_SCHEDULE)
+            step = self._rollout_env.step(torch.from_dlpack(actions))
             self._record(inputs, actions, step)
             inputs = self._inputs(step.obs)
 
@@ -141,51 +126,35 @@ class SkrlLearner(ABC):
         )
         # Without bootstrapping, skrl would continue a truncated episode into the next one.
         ended = terminated if self.config.time_limit_bootstrap else terminated | truncated
-        self._agent.record_transition(
+        self.agent.record_transition(
             observations=inputs[0],
             states=inputs[1],
             actions=actions,
-            rewards=self._from_torch(step.reward.unsqueeze(1)),
+            rewards=self.from_torch(step.reward.unsqueeze(1)),
             next_observations=next_inputs[0],
             next_states=next_inputs[1],
-            terminated=self._from_torch(ended),
-            truncated=self._from_torch(truncated),
+            terminated=self.from_torch(ended),
+            truncated=self.from_torch(truncated),
             infos={},
             **NO_SCHEDULE,
         )
 
     def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
         """Return what skrl calls observations and states."""
-        return self._from_torch(obs["policy"]), self._from_torch(obs["critic"]) if "critic" in obs else None
+        return self.from_torch(obs["policy"]), self.from_torch(obs["critic"]) if "critic" in obs else None
 
-    def first_non_finite(self) -> str | None:
-        return self._rollout_env.first_non_finite()
+    def update(self) -> dict[str, Any]:
+        agent = self.agent
+        agent.update(**NO_SCHEDULE)
+        log_std = agent.log_std()
+        return {
+            "loss/surrogate": agent.tracking_data["Loss / Policy loss"],
+            "loss/value": agent.tracking_data["Loss / Value loss"],
+            "loss/entropy": (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(),
+            "policy/kl": agent.divergences,
+            "policy/learning_rate": agent.learning_rate(),
+            "policy/std": log_std.exp(),
+        }
 
     def policy(self) -> Policy:
-        return Policy(self._agent.policy_network())
-
-    def state(self) -> dict[str, Any]:
-        return {**self._agent.state(), "iteration": self.iteration, "envs": self.env.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self._agent.load_state(state)
-        self._rollout_env.load_state(state["envs"])
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        self.iteration = state["iteration"]
-        self._agent.load_policy(state)
-
-
-def metrics(
-    losses: dict[str, Any], entropy: Tensor, kl: list[float], learning_rate: float, std: Tensor
-) -> dict[str, Any]:
-    """Name the metrics of an update. `losses` is what skrl tracked."""
-    return {
-        "loss/surrogate": losses["Loss / Policy loss"],
-        "loss/value": losses["Loss / Value loss"],
-        "loss/entropy": entropy,
-        "policy/kl": kl,
-        "policy/learning_rate": learning_rate,
-        "policy/std": std,
-    }
+        return Policy(self.agent.policy_network())

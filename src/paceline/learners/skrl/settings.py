@@ -1,16 +1,16 @@
-"""Settings of skrl, under its own names, the same for torch and JAX."""
+"""Settings of skrl, under its own names, the same for torch and JAX, and the keys of its configuration files."""
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal
 
-from paceline.env.training_settings import TrainingSettings
-from paceline.learners.settings import with_overrides
-from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval, check
+from paceline.learners.native_keys import Ignored, Keys, Only, RunOption, Setting, ignored, only, same
+from paceline.learners.settings import Settings, derived, translated
+from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
-class SkrlSettings:
+class SkrlSettings(Settings):
     """Settings of skrl's PPO. The defaults suit locomotion."""
 
     flags: ClassVar[str] = "skrl"
@@ -23,41 +23,35 @@ class SkrlSettings:
         "observation_normalization",
         "value_normalization",
     )
+    horizon = derived(lambda settings: settings.rollouts)
+    minibatches = derived(lambda settings: settings.mini_batches)
 
-    rollouts: PerIteration = 24
-    """Number of steps per env and iteration; at least 1."""
-    learning_epochs: PerIteration = 5
-    """Number of passes over the samples of an iteration; at least 1."""
-    mini_batches: PerIteration = 4
-    """Number of minibatches per epoch; at least 1."""
-    layers: LayerWidths = (256, 128, 64)
-    """Widths of the hidden layers of policy and value."""
-    activations: Literal["elu", "relu", "tanh"] = "elu"
-    """Activation function of the hidden layers."""
-    initial_log_std: float = 0.0
+    rollouts: PerIteration = translated("horizon")
+    learning_epochs: PerIteration = translated("epochs")
+    mini_batches: PerIteration = translated("minibatches")
+    layers: LayerWidths = translated("hidden_layers")
+    activations: Literal["elu", "relu", "tanh"] = translated("activation")
+    initial_log_std: float = translated(lambda task: math.log(task.initial_std))
     """Logarithm of the standard deviation of the action noise at the start."""
-    learning_rate: Positive = 1e-3
-    """Learning rate at the start; above 0."""
-    learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = "KLAdaptiveLR"
+    learning_rate: Positive = translated("learning_rate")
+    learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = translated(
+        lambda task: "KLAdaptiveLR" if task.desired_kl else "none"
+    )
     """Adapt the learning rate to the KL divergence (KLAdaptiveLR), or keep it constant (none)."""
-    kl_threshold: Positive = 0.01
+    kl_threshold: Positive = translated(lambda task: task.desired_kl or 0.01)
     """KL divergence at which the scheduler of the learning rate aims; above 0."""
-    discount_factor: UnitInterval = 0.99
-    """Discount factor of future rewards, often called gamma; 0 to 1."""
-    gae_lambda: UnitInterval = 0.95
-    """Decay of generalized advantage estimation; 0 to 1."""
-    ratio_clip: Positive = 0.2
+    discount_factor: UnitInterval = translated("discount")
+    gae_lambda: UnitInterval = translated("gae_lambda")
+    ratio_clip: Positive = translated("clip")
     """Clipping range of the probability ratio; above 0."""
-    value_clip: NonNegative = 0.2
+    value_clip: NonNegative = translated(lambda task: task.clip if task.clip_value else 0.0)
     """Clipping range of the change of the value in the value loss; 0 turns clipping off."""
-    entropy_loss_scale: NonNegative = 0.0
-    """Weight of the entropy bonus; at least 0."""
-    value_loss_scale: NonNegative = 2.0
+    entropy_loss_scale: NonNegative = translated("entropy_weight", default=0.0)
+    # Twice the task's: the weight with which skrl is commonly used.
+    value_loss_scale: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
     """Weight of the value loss; at least 0."""
-    grad_norm_clip: Positive = 1.0
-    """Norm to which the gradient is clipped; above 0."""
-    observation_normalization: bool = True
-    """Normalize observations by their running mean and standard deviation."""
+    grad_norm_clip: Positive = translated("max_gradient_norm")
+    observation_normalization: bool = translated("normalize_observations")
     value_normalization: bool = True
     """Normalize values and returns by their running mean and standard deviation."""
     time_limit_bootstrap: bool = True
@@ -65,37 +59,73 @@ class SkrlSettings:
     rewards_shaper_scale: Positive = 1.0
     """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
 
-    @property
-    def horizon(self) -> int:
-        return self.rollouts
 
-    @property
-    def minibatches(self) -> int:
-        return self.mini_batches
+def _model(kind: str, output: str) -> Keys:
+    return {
+        "class": Only(kind),
+        "clip_actions": Only(False),
+        "network": {"name": Ignored(), "input": Only("STATES", "OBSERVATIONS"), **same("layers activations")},
+        "output": Only(output),
+    }
 
-    @classmethod
-    def from_training(cls, training: TrainingSettings) -> Self:
-        settings = cls(
-            rollouts=training.horizon,
-            learning_epochs=training.epochs,
-            mini_batches=training.minibatches,
-            layers=training.hidden_layers,
-            activations=cast("Any", training.activation),
-            initial_log_std=math.log(training.initial_std),
-            learning_rate=training.learning_rate,
-            learning_rate_scheduler="KLAdaptiveLR" if training.desired_kl else "none",
-            kl_threshold=training.desired_kl or cls.kl_threshold,
-            discount_factor=training.discount,
-            gae_lambda=training.gae_lambda,
-            ratio_clip=training.clip,
-            value_clip=training.clip if training.clip_value else 0.0,
-            entropy_loss_scale=training.entropy_weight,
-            # The weight with which skrl is commonly used.
-            value_loss_scale=2.0 * training.value_loss_weight,
-            grad_norm_clip=training.max_gradient_norm,
-            observation_normalization=training.normalize_observations,
-        )
-        return with_overrides(settings, training, "skrl")
 
-    def check(self) -> None:
-        check(self, f"--{self.flags}.")
+_SCALER = {"RunningStandardScaler": True, None: False}
+_SCHEDULERS = {"KLAdaptiveLR": "KLAdaptiveLR", "KLAdaptiveRL": "KLAdaptiveLR", None: "none"}
+
+NATIVE_KEYS: Keys = {
+    "seed": RunOption("seed", minimum=0),
+    "models": {
+        "separate": Ignored("policy and value have separate layers"),
+        "policy": {
+            **_model("GaussianMixin", "ACTIONS"),
+            **same("initial_log_std"),
+            **only(False, "clip_mean_actions fixed_log_std"),
+            "clip_log_std": Only(True),
+            "min_log_std": Only(-20),
+            "max_log_std": Only(2),
+            "reduction": Only("sum"),
+        },
+        "value": _model("DeterministicMixin", "ONE"),
+    },
+    "memory": {"class": Only("RandomMemory"), "memory_size": Ignored()},
+    "agent": {
+        "class": Only("PPO"),
+        **same("rollouts learning_epochs mini_batches discount_factor gae_lambda learning_rate ratio_clip value_clip"),
+        **same("entropy_loss_scale value_loss_scale grad_norm_clip time_limit_bootstrap"),
+        # The name before version 2.
+        "lambda": Setting("gae_lambda"),
+        "learning_rate_scheduler": Setting("learning_rate_scheduler", _SCHEDULERS),
+        "learning_rate_scheduler_kwargs": {
+            **same("kl_threshold"),
+            "min_lr": Only(1e-6),
+            "max_lr": Only(1e-2),
+            "kl_factor": Only(2),
+            "lr_factor": Only(1.5),
+            "last_epoch": Only(-1),
+            "verbose": Only(False),
+        },
+        # In version 2 only the critic sees the state; before, the state was the observation.
+        "observation_preprocessor": Setting("observation_normalization", _SCALER),
+        "state_preprocessor": Setting("observation_normalization", _SCALER, unless="observation_preprocessor"),
+        "value_preprocessor": Setting("value_normalization", _SCALER),
+        **{f"{data}_preprocessor_kwargs": Only(None, {}) for data in ("observation", "state", "value")},
+        "rewards_shaper_scale": Setting("rewards_shaper_scale", null=1.0),
+        "rewards_shaper": Only(None, remedy="give rewards_shaper_scale"),
+        "kl_threshold": Only(0, remedy="give learning_rate_scheduler KLAdaptiveLR its kl_threshold"),
+        "clip_predicted_values": Only(True, remedy="give value_clip 0"),
+        **only(0, "random_timesteps learning_starts"),
+        "mixed_precision": Only(False),
+        "experiment": {
+            "checkpoint_interval": RunOption("checkpoint_every", auto=True, in_steps=True),
+            **ignored("directory experiment_name write_interval store_separately wandb wandb_kwargs"),
+        },
+    },
+    "trainer": {
+        "class": Only("SequentialTrainer"),
+        "timesteps": RunOption("max_iterations", in_steps=True),
+        **ignored("headless render_interval disable_progressbar close_environment_at_exit environment_info"),
+        **ignored("stochastic_evaluation"),
+    },
+    **only(None, "motion_dataset reply_buffer"),
+}
+"""All keys of skrl's configuration files."""

@@ -9,17 +9,11 @@ from torch.optim import Optimizer
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import ClippedNormalizer, mlp
-from paceline.learners.optimizers import (
-    average_gradients,
-    broadcast_parameters,
-    load_optimizer_state,
-    optimizer_state,
-    set_learning_rate,
-)
+from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, metrics, spaces, without_launcher
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
-from paceline.tensors.statistics import merge_, row_sums, standardize
+from paceline.tensors.statistics import merge_, row_sums
 
 with without_launcher():
     from skrl.agents.torch import ExperimentCfg
@@ -33,21 +27,16 @@ with without_launcher():
 class SkrlTorch(SkrlLearner):
     """skrl's PPO on torch."""
 
-    _agent: "_Agent"
+    agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
-        self._agent = _Agent(self._rollout_env, config, seed)
-        broadcast_parameters(group, self._agent.networks.parameters())
-
-    def _from_torch(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def _to_torch(self, array: Tensor) -> Tensor:
-        return array
+        self.agent = _Agent(self._rollout_env, config, seed)
+        broadcast_parameters(group, self.agent.networks.parameters())
+        self.parts = {"networks": self.agent.networks, "optimizer": self.agent.optimizer}
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        set_learning_rate(self._agent.optimizer, learning_rate)
+        set_learning_rate(self.agent.optimizer, learning_rate)
 
 
 class _Agent(PPO):
@@ -62,8 +51,10 @@ class _Agent(PPO):
         env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl")
         boxes = spaces(widths, env.num_actions, env.device)
         generator = torch.Generator().manual_seed(seed)
-        memory = _Memory(group, memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
+        memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
         options = agent_options(config, widths, _Scaler, group=group, device=env.device)
+        # The gradient is clipped after it is averaged over ranks.
+        options["grad_norm_clip"] = 0.0
         super().__init__(
             models={"policy": _Policy(boxes, config, generator), "value": _Value(boxes, config, generator)},
             memory=memory,
@@ -75,54 +66,37 @@ class _Agent(PPO):
             ),
             **boxes,
         )
-        modules = {
-            "policy": self.policy,
-            "value": self.value,
-            "observation_scaler": self._observation_preprocessor,
-            "state_scaler": self._state_preprocessor,
-            "value_scaler": self._value_preprocessor,
-        }
-        self.networks = nn.ModuleDict({name: part for name, part in modules.items() if isinstance(part, nn.Module)})
+        modules = {name: part for name, part in self.checkpoint_modules.items() if isinstance(part, nn.Module)}
+        self.networks = nn.ModuleDict(modules)
         """Networks and normalizers."""
-        self.scaler = _GradientAverage(rollout_env)
-        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor)
+        GradientHook(self.optimizer, rollout_env, config.grad_norm_clip)
+        self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor, group, correction=1)
         self.init()
         self.enable_training_mode()
 
     def begin(self) -> None:
         """Begin an iteration."""
         self.tracking_data.clear()
-        self.scheduler.divergences.clear()
+        self.divergences.clear()
 
-    def metrics(self) -> dict[str, Any]:
-        """Return the metrics of the latest update."""
-        entropy, std = self.policy.get_entropy(role="policy"), self.tracking_data["Policy / Standard deviation"]
-        learning_rate = self.optimizer.param_groups[0]["lr"]
-        return metrics(self.tracking_data, entropy, self.scheduler.divergences, learning_rate, cast("Any", std))
+    @property
+    def divergences(self) -> list[float]:
+        """KL divergence of each epoch."""
+        return self.scheduler.divergences
+
+    def log_std(self) -> Tensor:
+        return self.policy.log_std.detach()
+
+    def learning_rate(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
 
     def policy_network(self) -> nn.Module:
         """Return the mean action as a network of raw observations."""
-        if "observation_scaler" not in self.networks:
+        if "observation_preprocessor" not in self.networks:
             return self.policy.network
         scaler = cast("_Scaler", self._observation_preprocessor)
         mean, std = scaler.running_mean.float(), scaler.running_variance.float().sqrt() + scaler.epsilon
         return nn.Sequential(ClippedNormalizer(mean, std, scaler.clip_threshold), self.policy.network)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "networks": {name: tensor.clone() for name, tensor in self.networks.state_dict().items()},
-            "optimizer": optimizer_state(self.optimizer),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.networks.load_state_dict(state["networks"])
-        load_optimizer_state(self.optimizer, state["optimizer"])
-
-    def load_policy(self, state: dict[str, Any]) -> None:
-        names = ("policy", "observation_scaler")
-        networks = nn.ModuleDict({name: module for name, module in self.networks.items() if name in names})
-        found = state["networks"].items()
-        networks.load_state_dict({name: tensor for name, tensor in found if name.startswith(names)})
 
 
 class _Policy(GaussianMixin, Model):
@@ -152,19 +126,12 @@ class _Value(DeterministicMixin, Model):
 
 
 class _Memory(RandomMemory):
-    """Standardizes advantages over the samples of all ranks."""
+    """Replaces the advantages by those that are standardized over all ranks."""
 
     values: UnscaledValues
 
-    def __init__(self, group: Group, **options: Any):
-        super().__init__(**options)
-        self._group = group
-
     def set_tensor_by_name(self, name: str, tensor: Tensor) -> None:
-        if name == "advantages":
-            advantages = self.values.take_advantages()
-            tensor = standardize(advantages, self._group.sum_(row_sums(advantages)))
-        super().set_tensor_by_name(name, tensor)
+        super().set_tensor_by_name(name, self.values.take_advantages() if name == "advantages" else tensor)
 
     def sample(
         self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
@@ -210,15 +177,3 @@ class _Scheduler(KLAdaptiveLR):
         self.divergences.append(self._rollout_env.average(cast("float", kl)))
         if self._adaptive:
             super().step(self.divergences[-1])
-
-
-class _GradientAverage(torch.amp.GradScaler):
-    """Averages gradients over ranks where skrl would undo the scaling of mixed precision: after the backward pass and
-    before the gradient is clipped."""
-
-    def __init__(self, rollout_env: RolloutEnv):
-        super().__init__(rollout_env.env.device.type, enabled=False)
-        self._group, self._share = rollout_env.group, rollout_env.share
-
-    def unscale_(self, optimizer: Optimizer) -> None:
-        average_gradients(self._group, self._share, optimizer)
