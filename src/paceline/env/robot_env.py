@@ -11,8 +11,7 @@ from paceline.env.randomization import Randomizer, per_env_fields
 from paceline.env.task import EnvState, Task, overrides
 from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
-from paceline.sim.model import sensor_columns
-from paceline.sim.simulation import Sim, make_sim
+from paceline.sim.simulation import Sim, make_sim, sensor_columns
 from paceline.tensors import random
 from paceline.tensors.graph import fuse
 from paceline.validation import LARGEST_COUNT, above_zero, at_least_one
