@@ -44,6 +44,10 @@ def missing(name: str) -> Any:
     return broken(Drift, **{name: None, "__init__": lambda task: None})
 
 
+class Broken(Drift):
+    """A task whose options may be wrong."""
+
+
 @dataclass(frozen=True)
 class Weights:
     alive: float = 1.0
@@ -77,17 +81,28 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Drift, resample=lambda *_: {}),
         "it has 'resample' but no task state: define state_spec() -> dict[str, int]",
     ),
-    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number, at least 1"),
-    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number, at least 1"),
+    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number from 1 to"),
+    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number from 1 to"),
     "float samples": (broken(Drift, num_reset_samples=2.0), "'num_reset_samples' is 2.0, but must be a whole number"),
-    "no decimation": (missing("decimation"), "it has no whole number 'decimation': set the physics steps"),
-    "no episode_seconds": (missing("episode_seconds"), "it has no number 'episode_seconds': set the time limit"),
+    "no decimation": (missing("decimation"), "'decimation' is None, but must be a whole number from 1 to 10000"),
+    "no episode_seconds": (
+        missing("episode_seconds"),
+        "'episode_seconds' is None, but must be the time limit in seconds, above 0",
+    ),
+    "no physics steps": (Broken(decimation=0), "'decimation' is 0, but must be a whole number from 1 to 10000"),
+    "no time": (
+        Broken(episode_seconds=0.0),
+        "'episode_seconds' is 0.0, but must be the time limit in seconds, above 0",
+    ),
     "an option push_velocity": (
         broken(Drift, push_velocity=0.5),
         "'push_velocity' is 0.5, but push_velocity() is a function of tasks: rename the option",
     ),
     "an option metrics": (broken(Drift, metrics=True), "'metrics' is True, but metrics() is a function of tasks"),
-    "history": (broken(Drift, observation_history=0), "'observation_history' is 0, but must be from 1 to 1000"),
+    "history": (
+        broken(Drift, observation_history=0),
+        "'observation_history' is 0, but must be a whole number from 1 to 1000",
+    ),
     "randomized_fields": (
         broken(Drift, randomized_fields=lambda task: True),
         "randomized_fields() is True, but must be a tuple of Randomization",

@@ -276,8 +276,8 @@ def test_the_fused_functions_are_graphs_and_compute_the_same(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("history", "delay", "said"),
     [
-        (0, (0, 0), "'observation_history' is 0, but must be from 1 to 1000"),
-        (-1, (0, 0), "'observation_history' is -1, but must be from 1 to 1000"),
+        (0, (0, 0), "'observation_history' is 0, but must be a whole number from 1 to 1000"),
+        (-1, (0, 0), "'observation_history' is -1, but must be a whole number from 1 to 1000"),
         (1, (2, 1), r"'observation_delay' is \(2, 1\), but must be the minimum and the maximum in control steps"),
         (1, (-1, 1), r"'observation_delay' is \(-1, 1\)"),
         (1, (1,), r"'observation_delay' is \(1,\)"),

@@ -7,7 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.task import EnvState, ResetState, Task
+from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.registry import TaskEntry
 from paceline.validation import PhysicsRate, Positive, check_options
@@ -33,9 +33,9 @@ class CartpoleRewards:
 class Cartpole(Task):
     """Rewards and limits of Isaac Lab's Isaac-Cartpole-Direct-v0. The angle of an upright pole is zero."""
 
-    episode_seconds: float = 5.0
+    episode_seconds: Positive = 5.0
     """Time limit of an episode, s; above 0."""
-    decimation: int = 2
+    decimation: Decimation = 2
     """Number of physics steps per control step, at least 1."""
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""

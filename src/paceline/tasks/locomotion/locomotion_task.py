@@ -8,7 +8,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.task import EnvState, ResetState, Task
+from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.robots.gymnasium_robots import PHYSICS_HZ, GymnasiumRobot, scene
 from paceline.validation import Positive, check_options
 
@@ -70,9 +70,9 @@ class LocomotionTask(Task):
     ang_vel_scale: Positive
     """Factor of the torso's angular velocity in observations; above 0."""
     rewards: LocomotionRewards
-    episode_seconds: float = 15.0
+    episode_seconds: Positive = 15.0
     """Time limit of an episode, s; above 0."""
-    decimation: int = 2
+    decimation: Decimation = 2
     """Number of physics steps per control step, at least 1."""
 
     def __post_init__(self) -> None:
