@@ -75,8 +75,14 @@ BODY = "<worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
 FAULTS: dict[str, tuple[Any, str]] = {
     # Members
     "no task": (type("Broken", (), {})(), "it is no Task: write class Broken(Task), with paceline.env.task.Task"),
-    "no control": (without(Drift, "control"), "it has no function 'control': define control(state) -> Tensor"),
-    "no reset": (without(Drift, "reset"), "it has no function 'reset': define reset(state, uniform) -> ResetState"),
+    "no control": (
+        without(Drift, "control"),
+        "no function 'control': define control(state: EnvState) -> Tensor",
+    ),
+    "no reset": (
+        without(Drift, "reset"),
+        "define reset(state: EnvState, uniform: Tensor) -> ResetState",
+    ),
     "no state_spec": (
         broken(Drift, resample=lambda *_: {}),
         "it has 'resample' but no task state: define state_spec() -> dict[str, int]",
@@ -127,7 +133,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Drift, model=lambda task: "robot.xml"),
         "model() is str 'robot.xml', but must be a mujoco.MjModel",
     ),
-    "a spec": (broken(Drift, model=lambda task: mujoco.MjSpec()), "but must be a MjModel: return spec.compile()"),
+    "a spec": (
+        broken(Drift, model=lambda task: mujoco.MjSpec()),
+        "mujoco.MjModel; of a MjSpec, spec.compile()",
+    ),
     "no actuators": (
         broken(Drift, model=model(BODY)),
         "its model has no actuators: add them in the <actuator> section",

@@ -91,13 +91,13 @@ def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, end
     generator = torch.Generator().manual_seed(0)
     with env_of(f"gymnasium:{name}", vectorization=mode[0], autoreset=mode[1]) as env:
         obs = env.reset()["policy"]
-        seeds: Any = env._envs.np_random_seed
+        seeds: Any = env.envs.np_random_seed
         worlds = [ByHand(name, seed) for seed in seeds]
         np.testing.assert_array_equal(obs, [world.obs for world in worlds])
         sums, seen = np.zeros((3, 2)), set()
         for _ in range(steps):
             actions = torch.randn(3, env.num_actions, generator=generator)
-            step, given = env.step(actions), env._scaled(actions)
+            step, given = env.step(actions), env.scale_actions(actions)
             told = zip(*(world.step(action) for world, action in zip(worlds, given, strict=True)), strict=True)
             obs, reward, terminated, truncated, final = map(np.array, told)
             np.testing.assert_array_equal(step.obs["policy"], obs)

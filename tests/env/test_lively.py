@@ -300,7 +300,7 @@ class Wrong(Drift):
         (Randomization("body_mas", 0.0, 1.0), "no field 'body_mas'"),
         (Randomization("opt_gravity", 0.0, 1.0), "no field 'opt_gravity'"),
         (Randomization("body_mass", 0.0, 1.0, names="leg"), "no name matches 'leg'"),
-        (Randomization("opt.gravity", 0.0, 1.0, names="block"), "names 'block' must be left out"),
+        (Randomization("opt.gravity", 0.0, 1.0, names="block"), r"no name matches 'block'; there are \['gravity'\]"),
         (Randomization("opt.wind", 0.0, 1.0), r"no field 'opt.wind'.*opt.gravity"),
         (Randomization("opt.gravity", 0.0, 1.0, column=3), "no column 3; choose from 0 to 2"),
         (Randomization("geom_friction", 0.0, 1.0, column=-1), "no column -1; choose from 0 to 2"),

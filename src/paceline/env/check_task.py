@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import inspect
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -15,14 +17,7 @@ from paceline.env.task import MAX_DECIMATION, EnvState, ResetState, Task, overri
 from paceline.errors import UserError
 from paceline.validation import LARGEST_COUNT, LARGEST_NUMBER
 
-_REQUIRED = {
-    "model": "model() -> mujoco.MjModel",
-    "reset": "reset(state, uniform) -> ResetState",
-    "control": "control(state) -> Tensor",
-    "observe": "observe(state) -> dict[str, Tensor]",
-    "reward": "reward(state, terminated) -> dict[str, Tensor]",
-    "terminated": "terminated(state) -> Tensor",
-}
+_REQUIRED = ("model", "reset", "control", "observe", "reward", "terminated")
 _WHOLE_NUMBERS = {
     "decimation": (1, MAX_DECIMATION),
     "num_actions": (1, LARGEST_COUNT),
@@ -57,9 +52,11 @@ def check_members(task: Task) -> None:
         value = getattr(task, name)
         if not callable(value):
             _refuse(task, f"{name!r} is {value!r}, but {name}() is a function of tasks: rename the option")
-    for name, signature in _REQUIRED.items():
+    for name in _REQUIRED:
         if not overrides(task, name):
-            _refuse(task, f"it has no function {name!r}: define {signature}")
+            # Without the names of modules.
+            signature = re.sub(r"[\w.]+\.(\w+)", r"\1", str(inspect.signature(getattr(task, name))))
+            _refuse(task, f"it has no function {name!r}: define {name}{signature}")
     for name, (low, high) in _WHOLE_NUMBERS.items():
         value = getattr(task, name, None)
         if not isinstance(value, int) or not low <= value <= high:
@@ -104,10 +101,8 @@ def _check_spelling(task: Task) -> None:
 
 def check_model(task: Task, model: Any) -> None:
     """Raise UserError if the model has no joints or no actuators."""
-    if isinstance(model, mujoco.MjSpec):
-        _refuse(task, "model() is a MjSpec, but must be a MjModel: return spec.compile()")
     if not isinstance(model, mujoco.MjModel):
-        _refuse(task, f"model() is {_described(model)}, but must be a mujoco.MjModel")
+        _refuse(task, f"model() is {_described(model)}, but must be a mujoco.MjModel; of a MjSpec, spec.compile()")
     if not model.nv:
         _refuse(task, "its model has no joints: give the bodies that move a <joint> or a <freejoint>")
     if not model.nu:

@@ -69,12 +69,10 @@ class Randomizer:
         self._intervals = [max(1, round(item.every_seconds / step_seconds)) for item in items]
         self._repeated = [i for i, item in enumerate(items) if item.when == "reset" or item.every_seconds > 0.0]
         self._fused_write = fuse(self._write, sim.device)
-
-    def randomize_all(self, step: Tensor) -> None:
-        """Sample all fields in all envs, at step 0."""
-        everywhere = [torch.ones_like(self._env_index, dtype=torch.bool)] * len(self._items)
-        indices = range(len(self._items))
-        self._write(everywhere, [self._sample(index, step) for index in indices], indices)
+        # Sample all fields in all envs, at step 0.
+        everywhere, indices = torch.ones_like(env_index, dtype=torch.bool), range(len(items))
+        samples = [self._sample(index, torch.zeros_like(env_index)) for index in indices]
+        self._write([everywhere] * len(items), samples, indices)
         self._refresh(indices)
 
     def samples(self, step: Tensor) -> list[tuple[Tensor, ...]]:
@@ -82,7 +80,7 @@ class Randomizer:
         sampled more than once."""
         if not self._repeated:
             return [()] * len(step)
-        # Step 0 is that of `randomize_all`.
+        # Step 0 is that of the constructor.
         step = step + 1
         return list(zip(*(self._sample(index, step) for index in self._repeated), strict=True))
 
@@ -132,7 +130,7 @@ def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> t
     not have."""
     for item in items:
         rows, shapes = _rows(item, model), [getattr(getattr(model, name, None), "shape", None) for name in item.fields]
-        if item.also and (shapes[0] != shapes[1] or _prefix(item.field) != _prefix(item.also)):
+        if item.also and (shapes[0] != shapes[1] or item.field.split("_")[0] != item.also.split("_")[0]):
             raise UserError(f"randomization of {item.field}: {item.also!r} is no field of the same kind and shape")
         if "body_mass" in item.fields:
             mass = model.body_mass[rows.numpy()].min()
@@ -146,32 +144,23 @@ def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> t
 
 def _rows(item: Randomization, model: mujoco.MjModel) -> Tensor:
     """Return the rows of the field that the names match."""
+    prefix = item.field.split("_")[0]
     if item.field == _GRAVITY:
-        if item.names != ".*":
-            raise UserError(f"randomization of {item.field}: it has no names, so names {item.names!r} must be left out")
-        _check_column(item, 3)
-        return torch.tensor([0])
-    prefix = _prefix(item.field)
-    if prefix not in _OBJECTS or not hasattr(model, item.field):
+        values, names = model.opt.gravity[None], ["gravity"]
+    elif prefix in _OBJECTS and hasattr(model, item.field):
+        values = getattr(model, item.field)
+        kind = getattr(mujoco.mjtObj, "mjOBJ_JOINT" if prefix in ("jnt", "dof") else f"mjOBJ_{prefix.upper()}").value
+        objects = model.dof_jntid.tolist() if prefix == "dof" else range(len(values))
+        names = [mujoco.mj_id2name(model, kind, index) or "" for index in objects]
+    else:
         allowed = f"choose a field of {', '.join(_OBJECTS)} or {_GRAVITY}"
         raise UserError(f"randomization: no field {item.field!r} that can be sampled; {allowed}")
-    values = getattr(model, item.field)
-    _check_column(item, values.shape[1] if values.ndim > 1 else 0)
-    kind = getattr(mujoco.mjtObj, "mjOBJ_JOINT" if prefix in ("jnt", "dof") else f"mjOBJ_{prefix.upper()}").value
-    objects = model.dof_jntid.tolist() if prefix == "dof" else range(len(values))
-    names = [mujoco.mj_id2name(model, kind, index) or "" for index in objects]
+    columns = values.shape[1] if values.ndim > 1 else 0
+    if item.column is not None and not 0 <= item.column < columns:
+        allowed = f"choose from 0 to {columns - 1}" if columns else "it has one number per object, so leave it out"
+        raise UserError(f"randomization of {item.field}: no column {item.column}; {allowed}")
     found = [row for row, name in enumerate(names) if re.fullmatch(item.names, name)]
     if not found:
         there = sorted(set(names))
         raise UserError(f"randomization of {item.field}: no name matches {item.names!r}; there are {there}")
     return torch.tensor(found)
-
-
-def _prefix(field: str) -> str:
-    return field.split("_")[0]
-
-
-def _check_column(item: Randomization, columns: int) -> None:
-    if item.column is not None and not 0 <= item.column < columns:
-        allowed = f"choose from 0 to {columns - 1}" if columns else "it has one number per object, so leave it out"
-        raise UserError(f"randomization of {item.field}: no column {item.column}; {allowed}")

@@ -50,7 +50,10 @@ class RobotEnv:
         check_model(task, model)
         self.sim = make_sim(model, num_envs, engine, self.device, per_env_fields(randomized, model), threads)
         self.step_seconds = task.decimation * self.sim.model.opt.timestep
-        self.max_episode_steps = _episode_steps(task.episode_seconds, self.step_seconds)
+        self.max_episode_steps = max(1, round(task.episode_seconds / self.step_seconds))
+        if self.max_episode_steps > LARGEST_COUNT:
+            steps = f"{self.max_episode_steps:g} control steps of {self.step_seconds:g} s, more than {LARGEST_COUNT}"
+            raise UserError(f"--env.episode-seconds {task.episode_seconds:g} is {steps}: choose a shorter time")
 
         self._env_index = torch.arange(first_env, first_env + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -65,7 +68,6 @@ class RobotEnv:
         )
         terms, metrics = check_results(task, state)
         self._randomizer = Randomizer(randomized, self.sim, seed, self._env_index, self.step_seconds)
-        self._randomizer.randomize_all(self._steps)
         policy_obs = task.observe(state)["policy"]
         self._history = ObservationHistory(task.observation_history, task.observation_delay, policy_obs)
         self._apply = fuse(self._apply_actions, self.device)
@@ -218,16 +220,6 @@ class RobotEnv:
         obs = self._current_observations()
         obs["policy"] = self._history.append(obs["policy"], self._episode_step)
         return obs
-
-
-def _episode_steps(episode_seconds: float, step_seconds: float) -> int:
-    steps = episode_seconds / step_seconds
-    if steps > LARGEST_COUNT:
-        raise UserError(
-            f"--env.episode-seconds {episode_seconds:g} is {steps:g} control steps of {step_seconds:g} s: "
-            f"an episode has at most {LARGEST_COUNT}"
-        )
-    return max(1, round(steps))
 
 
 def _zero_where(mask: Tensor, values: Tensor) -> Tensor:
