@@ -1,4 +1,4 @@
-"""A task that is written wrongly is refused when its env is made, with what to change."""
+"""Errors of a task that breaks its contract say what to change, when its env is made."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Recalling(Lively):
 
 
 def broken(kind: type, **members: Any) -> Any:
-    """Return a task with these members in place of its own."""
+    """Return a task with these members."""
     return type("Broken", (kind,), members)()
 
 
 def without(kind: type, name: str) -> Any:
-    """Return a task that lacks a member of its own."""
+    """Return a task that lacks a member."""
     return broken(kind, **{name: getattr(Task, name, None)})
 
 
@@ -122,7 +122,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "observ": (broken(Drift, observ=lambda *_: {}), "did you mean 'observe'?"),
     "terminate": (broken(Drift, terminate=lambda *_: {}), "did you mean 'terminated'?"),
     "updatestate": (broken(Drift, updatestate=lambda *_: {}), "did you mean 'update_state'?"),
-    "num_actuators": (broken(Drift, num_action=3), "did you mean 'num_actions'?"),
+    "num_action": (broken(Drift, num_action=3), "did you mean 'num_actions'?"),
     "an option that is very close": (
         option("decimations", 4),
         "did you mean 'decimation'? otherwise rename the option",
@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Drift, observe=lambda task, state: {"policy": np.zeros((ENVS, 100))}),
         "observe(state)['policy'] is a ndarray, but must be a float32 tensor of shape [env, n], here [4, 1]",
     ),
-    "elsewhere": (
+    "another device": (
         broken(Drift, observe=lambda task, state: {"policy": state.qpos.to("meta")}),
         "observe(state)['policy'] is on meta, but must be on cpu, as state.qpos is",
     ),
@@ -297,15 +297,15 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_error_says_what_to_change(fault: str):
-    task, said = FAULTS[fault]
+    task, message = FAULTS[fault]
     with pytest.raises(UserError) as refused:
         RobotEnv(task, ENVS)
     assert str(refused.value).startswith("task Broken: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_task_that_is_right_is_not_refused():
+def test_a_correct_task_is_accepted():
     env = RobotEnv(Recalling(), ENVS)
     env.step(torch.zeros(ENVS, 1))
 
@@ -326,10 +326,10 @@ def test_whole_numbers_among_constants_become_floats():
         broken(Drift, terrain=property(lambda task: 1), moving=lambda task, state: state.qpos),
     ],
 )
-def test_an_option_or_helper_with_another_name_is_not_refused(task: Any):
+def test_options_and_helpers_with_other_names_are_accepted(task: Any):
     RobotEnv(task, ENVS).step(torch.zeros(ENVS, 1))
 
 
-def test_a_model_without_a_keyframe_is_enough():
+def test_a_model_needs_no_keyframe():
     assert Drift().model().nkey == 0
     RobotEnv(Drift(), ENVS)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
-from paceline.tensors import random
-from paceline.tensors.graph import fuse
+from paceline.tensors import graph, random
 
 INDEPENDENT_FIELDS = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
@@ -68,7 +67,7 @@ class Randomizer:
         self._defaults = {name: field.clone() for name, field in self._fields.items()}
         self._intervals = [max(1, round(item.every_seconds / step_seconds)) for item in items]
         self._repeated = [i for i, item in enumerate(items) if item.when == "reset" or item.every_seconds > 0.0]
-        self._fused_write = fuse(self._write, sim.device)
+        self._fused_write = graph.fuse(self._write, sim.device)
         # Sample all fields in all envs, at step 0.
         everywhere, indices = torch.ones_like(env_index, dtype=torch.bool), range(len(items))
         samples = [self._sample(index, torch.zeros_like(env_index)) for index in indices]

@@ -12,8 +12,7 @@ from paceline.env.task import EnvState, Task, overrides
 from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
 from paceline.sim.simulation import make_sim, sensor_columns
-from paceline.tensors import random
-from paceline.tensors.graph import fuse
+from paceline.tensors import graph, random
 from paceline.validation import LARGEST_COUNT
 
 
@@ -70,11 +69,11 @@ class RobotEnv:
         self._randomizer = Randomizer(randomized, self.sim, seed, self._env_index, self.step_seconds)
         policy_obs = task.observe(state)["policy"]
         self._history = ObservationHistory(task.observation_history, task.observation_delay, policy_obs)
-        self._apply = fuse(self._apply_actions, self.device)
-        self._judge = fuse(self._judge_step, self.device)
-        self._observe = fuse(self._observe_and_store, self.device)
+        self._apply = graph.fuse(self._apply_actions, self.device)
+        self._judge = graph.fuse(self._judge_step, self.device)
+        self._observe = graph.fuse(self._observe_and_store, self.device)
         pushes = overrides(task, "push_velocity")
-        self._push = fuse(lambda: task.push_velocity(state), self.device) if pushes else None
+        self._push = graph.fuse(lambda: task.push_velocity(state), self.device) if pushes else None
 
         self.log_names = ("length", "return", *(f"reward/{n}" for n in terms), *(f"measure/{n}" for n in metrics))
         self._num_metrics = len(metrics)
