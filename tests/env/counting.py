@@ -1,4 +1,4 @@
-"""Gymnasium environments whose every number can be worked out by hand; importing this registers them."""
+"""Gymnasium environments whose numbers can be computed by hand; importing this registers them."""
 
 import multiprocessing
 import threading
@@ -14,7 +14,7 @@ TIME_LIMIT = 5
 
 
 class Counting(gymnasium.Env):
-    """Counts its steps from a random start, and terminates after 2 to 7 of them, whether or not time is up."""
+    """Counts its steps from a random start, and terminates after 2 to 7 of them, even before the time limit."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as Gymnasium declares it)
     observation_space = Box(-np.inf, np.inf, (2,), np.float64)
@@ -60,7 +60,7 @@ LOCK = threading.Lock()
 
 
 class Locking(Counting):
-    """In a process of its own it needs a lock, as much in Python's and others' libraries does."""
+    """In another process it needs a lock, as many libraries do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Named(Counting):
 
 
 class CountingTogether(VectorEnv):
-    """A vector environment of its own: each world counts to its own number, plus one."""
+    """A vector env that resets itself: env n counts to n + 1."""
 
     single_observation_space = Box(0.0, 99.0, (1,), np.float32)
     single_action_space = Box(-1.0, 1.0, (1,), np.float32)
@@ -92,7 +92,7 @@ class CountingTogether(VectorEnv):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         mask = options["reset_mask"] if options and self.masks else np.ones(self.num_envs, bool)
-        # From 10 on, so that a world that was reset can be told from one that was not.
+        # From 10 on, so that an env that was reset differs from one that was not.
         self.count[mask], self.due[mask] = 10.0, False
         return self.count[:, None], {}
 
@@ -105,7 +105,7 @@ class CountingTogether(VectorEnv):
             self.count[done] = 10.0
         else:
             self.due = done
-        # Its own memory, as a careless author hands it out.
+        # The same memory in every step, which a vector env may return.
         return self.count[:, None], reward, done, np.zeros_like(done), infos
 
 

@@ -83,7 +83,7 @@ def _fault_of_call(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
     if func in _FACTORIES and kwargs.get("device") is None:
         return "names no device, so a GPU's task would get a CPU's tensor"
     if func in _GLOBAL_RANDOMNESS:
-        return "draws from torch's global generator; random numbers come from the env"
+        return "samples from torch's global generator; random numbers come from the env"
     return None
 
 

@@ -79,7 +79,7 @@ def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.M
     assert all(map(torch.equal, seen, before))
 
 
-def test_an_env_without_pictures_says_so(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
     config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger="none")
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))

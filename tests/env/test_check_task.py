@@ -1,4 +1,4 @@
-"""A task that is written wrongly is refused when its env is made, with what to change."""
+"""Errors of a task that breaks its contract say what to change, when its env is made."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -30,18 +30,22 @@ class Recalling(Lively):
 
 
 def broken(kind: type, **members: Any) -> Any:
-    """Return a task with these members in place of its own."""
+    """Return a task with these members."""
     return type("Broken", (kind,), members)()
 
 
 def without(kind: type, name: str) -> Any:
-    """Return a task that lacks a member of its own."""
+    """Return a task that lacks a member."""
     return broken(kind, **{name: getattr(Task, name, None)})
 
 
 def missing(name: str) -> Any:
     """Return a task without an attribute that Drift defines as an option."""
     return broken(Drift, **{name: None, "__init__": lambda task: None})
+
+
+class Broken(Drift):
+    """A task whose options may be wrong."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +75,40 @@ BODY = "<worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
 FAULTS: dict[str, tuple[Any, str]] = {
     # Members
     "no task": (type("Broken", (), {})(), "it is no Task: write class Broken(Task), with paceline.env.task.Task"),
-    "no control": (without(Drift, "control"), "it has no function 'control': define control(state) -> Tensor"),
-    "no reset": (without(Drift, "reset"), "it has no function 'reset': define reset(state, uniform) -> ResetState"),
+    "no control": (
+        without(Drift, "control"),
+        "no function 'control': define control(state: EnvState) -> Tensor",
+    ),
+    "no reset": (
+        without(Drift, "reset"),
+        "define reset(state: EnvState, uniform: Tensor) -> ResetState",
+    ),
     "no state_spec": (
         broken(Drift, resample=lambda *_: {}),
         "it has 'resample' but no task state: define state_spec() -> dict[str, int]",
     ),
-    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number, at least 1"),
-    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number, at least 1"),
+    "no actions": (without(Drift, "num_actions"), "'num_actions' is None, but must be a whole number from 1 to"),
+    "zero actions": (broken(Drift, num_actions=0), "'num_actions' is 0, but must be a whole number from 1 to"),
     "float samples": (broken(Drift, num_reset_samples=2.0), "'num_reset_samples' is 2.0, but must be a whole number"),
-    "no decimation": (missing("decimation"), "it has no whole number 'decimation': set the physics steps"),
-    "no episode_seconds": (missing("episode_seconds"), "it has no number 'episode_seconds': set the time limit"),
+    "no decimation": (missing("decimation"), "'decimation' is None, but must be a whole number from 1 to 10000"),
+    "no episode_seconds": (
+        missing("episode_seconds"),
+        "'episode_seconds' is None, but must be the time limit in seconds, above 0",
+    ),
+    "no physics steps": (Broken(decimation=0), "'decimation' is 0, but must be a whole number from 1 to 10000"),
+    "no time": (
+        Broken(episode_seconds=0.0),
+        "'episode_seconds' is 0.0, but must be the time limit in seconds, above 0",
+    ),
     "an option push_velocity": (
         broken(Drift, push_velocity=0.5),
         "'push_velocity' is 0.5, but push_velocity() is a function of tasks: rename the option",
     ),
     "an option metrics": (broken(Drift, metrics=True), "'metrics' is True, but metrics() is a function of tasks"),
-    "history": (broken(Drift, observation_history=0), "'observation_history' is 0, but must be from 1 to 1000"),
+    "history": (
+        broken(Drift, observation_history=0),
+        "'observation_history' is 0, but must be a whole number from 1 to 1000",
+    ),
     "randomized_fields": (
         broken(Drift, randomized_fields=lambda task: True),
         "randomized_fields() is True, but must be a tuple of Randomization",
@@ -101,7 +122,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "observ": (broken(Drift, observ=lambda *_: {}), "did you mean 'observe'?"),
     "terminate": (broken(Drift, terminate=lambda *_: {}), "did you mean 'terminated'?"),
     "updatestate": (broken(Drift, updatestate=lambda *_: {}), "did you mean 'update_state'?"),
-    "num_actuators": (broken(Drift, num_action=3), "did you mean 'num_actions'?"),
+    "num_action": (broken(Drift, num_action=3), "did you mean 'num_actions'?"),
     "an option that is very close": (
         option("decimations", 4),
         "did you mean 'decimation'? otherwise rename the option",
@@ -112,7 +133,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Drift, model=lambda task: "robot.xml"),
         "model() is str 'robot.xml', but must be a mujoco.MjModel",
     ),
-    "a spec": (broken(Drift, model=lambda task: mujoco.MjSpec()), "but must be a MjModel: return spec.compile()"),
+    "a spec": (
+        broken(Drift, model=lambda task: mujoco.MjSpec()),
+        "mujoco.MjModel; of a MjSpec, spec.compile()",
+    ),
     "no actuators": (
         broken(Drift, model=model(BODY)),
         "its model has no actuators: add them in the <actuator> section",
@@ -222,7 +246,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Drift, observe=lambda task, state: {"policy": np.zeros((ENVS, 100))}),
         "observe(state)['policy'] is a ndarray, but must be a float32 tensor of shape [env, n], here [4, 1]",
     ),
-    "elsewhere": (
+    "another device": (
         broken(Drift, observe=lambda task, state: {"policy": state.qpos.to("meta")}),
         "observe(state)['policy'] is on meta, but must be on cpu, as state.qpos is",
     ),
@@ -273,15 +297,15 @@ FAULTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_error_says_what_to_change(fault: str):
-    task, said = FAULTS[fault]
+    task, message = FAULTS[fault]
     with pytest.raises(UserError) as refused:
         RobotEnv(task, ENVS)
     assert str(refused.value).startswith("task Broken: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_task_that_is_right_is_not_refused():
+def test_a_correct_task_is_accepted():
     env = RobotEnv(Recalling(), ENVS)
     env.step(torch.zeros(ENVS, 1))
 
@@ -302,10 +326,10 @@ def test_whole_numbers_among_constants_become_floats():
         broken(Drift, terrain=property(lambda task: 1), moving=lambda task, state: state.qpos),
     ],
 )
-def test_an_option_or_helper_with_another_name_is_not_refused(task: Any):
+def test_options_and_helpers_with_other_names_are_accepted(task: Any):
     RobotEnv(task, ENVS).step(torch.zeros(ENVS, 1))
 
 
-def test_a_model_without_a_keyframe_is_enough():
+def test_a_model_needs_no_keyframe():
     assert Drift().model().nkey == 0
     RobotEnv(Drift(), ENVS)

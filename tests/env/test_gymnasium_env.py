@@ -1,4 +1,4 @@
-"""Gymnasium's environments as ours: every transition once and as it was, in all of Gymnasium's modes."""
+"""Gymnasium envs as `VecEnv`: every transition is returned once and unchanged, in all autoreset modes."""
 
 import json
 import os
@@ -48,10 +48,12 @@ TINY = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(16, 16))
 
 
 @contextmanager
-def env_of(name: str, worlds: int = 3, seed: int = 0, first_env: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
+def env_of(name: str, num_envs: int = 3, seed: int = 0, first_env: int = 0, **options: Any) -> Iterator[GymnasiumEnv]:
     entry = registry.find(name if ":" in name else f"gymnasium:{name}")
     assert isinstance(entry, registry.EnvEntry)
-    env = entry.make(entry.task(**options), num_envs=worlds, device=torch.device("cpu"), seed=seed, first_env=first_env)
+    env = entry.make(
+        entry.task(**options), num_envs=num_envs, device=torch.device("cpu"), seed=seed, first_env=first_env
+    )
     assert isinstance(env, GymnasiumEnv)
     try:
         yield env
@@ -60,7 +62,7 @@ def env_of(name: str, worlds: int = 3, seed: int = 0, first_env: int = 0, **opti
 
 
 class ByHand:
-    """One world, stepped as Gymnasium's manual says: an episode that ended is followed by a reset."""
+    """One env, stepped as Gymnasium's documentation describes: a reset follows the end of an episode."""
 
     def __init__(self, name: str, seed: int):
         self.env = gymnasium.make(name, disable_env_checker=True)
@@ -87,19 +89,20 @@ class ByHand:
         ("Pendulum-v1", 205, "truncated"),
     ],
 )
-def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, ends: str, mode: tuple[str, str]):
+def test_every_transition_is_returned_once_and_unchanged(name: str, steps: int, ends: str, mode: tuple[str, str]):
     generator = torch.Generator().manual_seed(0)
     with env_of(f"gymnasium:{name}", vectorization=mode[0], autoreset=mode[1]) as env:
         obs = env.reset()["policy"]
-        seeds: Any = env._envs.np_random_seed
-        worlds = [ByHand(name, seed) for seed in seeds]
-        np.testing.assert_array_equal(obs, [world.obs for world in worlds])
+        seeds: Any = env.envs.np_random_seed
+        references = [ByHand(name, seed) for seed in seeds]
+        np.testing.assert_array_equal(obs, [reference.obs for reference in references])
         sums, seen = np.zeros((3, 2)), set()
         for _ in range(steps):
             actions = torch.randn(3, env.num_actions, generator=generator)
-            step, given = env.step(actions), env._scaled(actions)
-            told = zip(*(world.step(action) for world, action in zip(worlds, given, strict=True)), strict=True)
-            obs, reward, terminated, truncated, final = map(np.array, told)
+            step, given = env.step(actions), env.scale_actions(actions)
+            pairs = zip(references, given, strict=True)
+            results = zip(*(reference.step(action) for reference, action in pairs), strict=True)
+            obs, reward, terminated, truncated, final = map(np.array, results)
             np.testing.assert_array_equal(step.obs["policy"], obs)
             np.testing.assert_array_equal(step.reward, reward.astype(np.float32))
             np.testing.assert_array_equal(step.terminated, terminated)
@@ -114,17 +117,17 @@ def test_every_transition_is_given_once_and_as_it_was(name: str, steps: int, end
     assert seen == ({"terminated", "truncated"} if ends == "both" else {ends})
 
 
-def test_an_episode_that_ends_when_its_time_is_up_is_terminated_alone():
-    with env_of(COUNTING, worlds=20) as env:
+def test_a_termination_at_the_time_limit_is_no_truncation():
+    with env_of(COUNTING, num_envs=20) as env:
         env.reset()
         at_limit = [env.step(torch.zeros(20, 3)) for _ in range(TIME_LIMIT)][-1]
     both = (at_limit.log[:, 0] == TIME_LIMIT) & at_limit.terminated
-    assert both.any(), "no world terminates at the time limit"
+    assert both.any(), "no env terminates at the time limit"
     assert not (at_limit.terminated & at_limit.truncated).any()
     assert at_limit.truncated.any()
 
 
-def test_what_a_step_gave_stays_as_it_was():
+def test_returned_tensors_are_not_overwritten():
     with env_of("gymnasium:tests.env.counting:Together-v0", vectorization="vector_entry_point") as env:
         first = env.reset()["policy"]
         step = env.step(torch.zeros(3, 1))
@@ -137,8 +140,8 @@ def test_what_a_step_gave_stays_as_it_was():
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
-def test_a_vector_environment_of_its_own_resets_in_its_own_mode(mode: str):
-    """World n takes n + 1 steps from 10, each worth 1, and no step in between."""
+def test_a_vector_entry_point_resets_in_its_autoreset_mode(mode: str):
+    """Env n takes n + 1 steps from 10, each worth 1, and no step in between."""
     options = {"vectorization": "vector_entry_point", "options": (f"mode={mode}",)}
     with env_of("gymnasium:tests.env.counting:Together-v0", **options) as env:
         assert env.reset()["policy"].tolist() == [[10.0], [10.0], [10.0]]
@@ -152,9 +155,9 @@ def test_a_vector_environment_of_its_own_resets_in_its_own_mode(mode: str):
             assert step.terminated.tolist() == (place == period).tolist()
 
 
-def test_a_vector_environment_that_would_waste_a_step_on_resets_is_refused():
+def test_a_vector_env_that_cannot_reset_single_envs_is_an_error():
     options = {"vectorization": "vector_entry_point", "options": ("masks=false",)}
-    with env_of("gymnasium:tests.env.counting:Together-v0", worlds=1, **options) as env:
+    with env_of("gymnasium:tests.env.counting:Together-v0", num_envs=1, **options) as env:
         env.reset()
     with (
         pytest.raises(UserError, match=r"reset_mask.*use --env.vectorization sync or async"),
@@ -163,17 +166,17 @@ def test_a_vector_environment_that_would_waste_a_step_on_resets_is_refused():
         pass
 
 
-def test_actions_span_the_bounds_and_pass_where_there_are_none():
-    with env_of(COUNTING, worlds=2) as env:
+def test_actions_are_scaled_to_the_bounds_and_unchanged_without_bounds():
+    with env_of(COUNTING, num_envs=2) as env:
         env.reset()
         reward = env.step(torch.tensor([[-7.0, 0.5, 3.0], [1.0, 9.0, -4.0]])).reward
     assert reward.tolist() == pytest.approx([100.0 - 2.0 + 7.5 + 3.0, 100.0 + 2.0 + 10.0 - 4.0])
 
 
-def test_a_worlds_episodes_depend_on_the_seed_and_its_global_number_alone():
-    def starts(worlds: int, first_env: int, seed: int = 0) -> np.ndarray:
-        with env_of(COUNTING, worlds, seed, first_env) as env:
-            rows = [env.reset()] + [env.step(torch.zeros(worlds, 3)).obs for _ in range(20)]
+def test_the_episodes_of_an_env_depend_only_on_the_seed_and_its_global_index():
+    def starts(num_envs: int, first_env: int, seed: int = 0) -> np.ndarray:
+        with env_of(COUNTING, num_envs, seed, first_env) as env:
+            rows = [env.reset()] + [env.step(torch.zeros(num_envs, 3)).obs for _ in range(20)]
             return torch.stack([row["policy"] for row in rows]).numpy()
 
     together = starts(4, 0)
@@ -188,27 +191,27 @@ def test_each_reset_starts_other_episodes():
     assert not torch.isin(first[:, 0], second[:, 0]).any()
 
 
-def test_time_limit_and_rate_are_the_environments():
-    with env_of("MountainCarContinuous-v0", worlds=1) as env:
+def test_time_limit_and_frame_rate_are_those_of_the_env():
+    with env_of("MountainCarContinuous-v0", num_envs=1) as env:
         assert (env.max_episode_steps, env.step_seconds, env.num_actions) == (999, pytest.approx(1 / 30), 1)
-    with env_of("MountainCarContinuous-v0", worlds=1, options=("max_episode_steps=7",)) as env:
+    with env_of("MountainCarContinuous-v0", num_envs=1, options=("max_episode_steps=7",)) as env:
         env.reset()
         ended = [bool(env.step(torch.zeros(1, 1)).truncated) for _ in range(7)]
         assert env.max_episode_steps == 7
         assert ended == [False] * 6 + [True]
-    with env_of("gymnasium:tests.env.counting:Endless-v0", worlds=1) as env:
+    with env_of("gymnasium:tests.env.counting:Endless-v0", num_envs=1) as env:
         assert env.max_episode_steps == 1000
 
 
 def test_options_reach_the_environment():
-    with env_of(COUNTING, worlds=1, options=("bonus=0.25",)) as env:
+    with env_of(COUNTING, num_envs=1, options=("bonus=0.25",)) as env:
         env.reset()
         # A Gaussian's mean, zero, is the middle of bounds: 0 and 5.
         assert env.step(torch.zeros(1, 3)).reward.item() == pytest.approx(105.25)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("Pendulm-v1", {}, "no environment 'Pendulm-v1': did you mean 'Pendulum-v1'?"),
         ("no_such_module:Env-v0", {}, "the module no_such_module cannot be imported"),
@@ -220,8 +223,8 @@ def test_options_reach_the_environment():
         ("Pendulum-v1", {"vectorization": "vector_entry_point"}, "registers no vector environment"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_a_reason(name: str, options: dict[str, Any], said: str):
-    with pytest.raises(UserError, match=said), env_of(f"gymnasium:{name}", **options):
+def test_an_env_that_cannot_be_trained_is_an_error_with_a_reason(name: str, options: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message), env_of(f"gymnasium:{name}", **options):
         pass
 
 
@@ -230,7 +233,7 @@ def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
     assert [word for word in words if registry.is_name(word)] == ["cartpole", "gymnasium:Pendulum-v1"]
 
 
-def test_an_engine_of_ours_is_refused():
+def test_a_physics_engine_is_an_error():
     config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=asdict(TINY))
     with pytest.raises(UserError, match=r"--engine mujoco: .* has an engine of its own; leave --engine out"):
         build(config, Group(Rank()), range(2))
@@ -239,9 +242,9 @@ def test_an_engine_of_ours_is_refused():
 # With learners
 
 
-def test_after_a_resume_the_learner_acts_on_what_its_worlds_show():
+def test_after_a_resume_the_learner_acts_on_new_episodes():
     group = Group(Rank())
-    with env_of(COUNTING, worlds=4) as env, env_of(COUNTING, worlds=4) as again:
+    with env_of(COUNTING, num_envs=4) as env, env_of(COUNTING, num_envs=4) as again:
         before = RolloutEnv(env, 0, group)
         before.begin_iteration(0)
         before.begin_rollout(3)
@@ -267,7 +270,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_run_is_trained_resumed_drawn_and_exported(learner: str, tmp_path: Path):
+def test_a_run_is_trained_resumed_rendered_and_exported(learner: str, tmp_path: Path):
     config = TrainConfig(COUNTING, {}, learner, asdict(SETTINGS[learner]), num_envs=4, max_iterations=2, logger="none")
     run = RunDir(tmp_path / "run")
     result = train(config, run, Console(quiet=True))
@@ -321,7 +324,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path):
     assert results[0]["mean_return"] == pytest.approx(results[1]["mean_return"], rel=1e-3)
 
 
-def test_a_world_starts_while_a_thread_here_holds_a_lock():
+def test_an_env_starts_while_a_thread_of_the_trainer_holds_a_lock():
     with LOCK, env_of("gymnasium:tests.env.counting:Locking-v0", vectorization="async") as env:
         assert env.reset()["policy"].shape == (3, 2)
 
@@ -344,7 +347,7 @@ def training_slowly(cwd: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ended_without_processes_left(process: subprocess.Popen[str]) -> str:
-    """Wait for a run that was asked to stop; return what it printed to standard error."""
+    """Wait for a run that received a stop signal; return what it printed to standard error."""
     _, said = process.communicate(timeout=60.0)
     deadline = time.monotonic() + 10.0
     while processes_of_group(process.pid):
@@ -388,9 +391,9 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_result_json_says_so(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["Pendulum-v1", "InvertedPendulum-v5"])
-def test_gymnasiums_own_environments_can_be_drawn(name: str, tmp_path: Path):
+def test_envs_of_gymnasium_can_be_rendered(name: str, tmp_path: Path):
     if name == "Pendulum-v1":
-        pytest.importorskip("pygame")  # what classic control draws with is not part of the extra
+        pytest.importorskip("pygame")  # pygame, which classic control renders with, is not part of the extra
     run = RunDir(tmp_path / "run")
     config = TrainConfig(
         task=f"gymnasium:{name}", env={}, settings=asdict(TINY), num_envs=2, max_iterations=1, logger="none"
@@ -400,5 +403,5 @@ def test_gymnasiums_own_environments_can_be_drawn(name: str, tmp_path: Path):
     with av.open(str(shown.file)) as container:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
     assert frames.shape[1:] == (48, 64, 3)
-    assert frames.std() > 10.0, "one colour"
+    assert frames.std() > 10.0, "one color"
     assert np.abs(frames[-1].astype(float) - frames[0]).max() > 30.0, "all frames alike"

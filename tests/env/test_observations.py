@@ -19,7 +19,7 @@ from paceline.export import export
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.tensors import random as draw
+from paceline.tensors import random
 from paceline.train import train
 from tests.env.lively import Lively
 from tests.env.refuse_syncs import run_refusing_syncs
@@ -124,7 +124,7 @@ def test_a_delay_is_a_function_of_seed_env_and_step():
     env = RobotEnv(Clock(), NUM_ENVS, seed=SEED)
     env.reset()
     run(env, 9)
-    number = draw.uniform(SEED, torch.arange(NUM_ENVS), env.state()["steps"], draw.Stream.DELAY, 1)[:, 0]
+    number = random.uniform(SEED, torch.arange(NUM_ENVS), env.state()["steps"], random.Stream.DELAY, 1)[:, 0]
     run(env, 1)
     assert torch.equal(delays(env), (3 * number).floor().long())
 
@@ -156,12 +156,12 @@ def same(steps: list[Step], others: list[Step], envs: slice = slice(None)) -> bo
 
 @pytest.mark.parametrize("after", [1, 7, 10, 13])
 def test_a_loaded_state_continues_bit_by_bit(after: int):
-    env, heir = RobotEnv(Clock(), 6, seed=SEED), RobotEnv(Clock(), 6, seed=SEED)
+    env, restored = RobotEnv(Clock(), 6, seed=SEED), RobotEnv(Clock(), 6, seed=SEED)
     run(env, after)
     saved = env.state()
-    run(heir, 4)
-    heir.load_state(saved)
-    assert same(run(env, 25), run(heir, 25))
+    run(restored, 4)
+    restored.load_state(saved)
+    assert same(run(env, 25), run(restored, 25))
 
 
 def test_envs_are_the_same_for_any_number_of_ranks():
@@ -247,7 +247,7 @@ def test_without_history_and_delay_nothing_is_stored():
     assert same(run(plain, 12), run(default, 12))
 
 
-def test_it_can_be_captured():
+def test_history_and_delay_can_be_captured():
     happened = run_refusing_syncs(Sighted(wall=0.05))
     assert happened.terminated >= 1
     assert happened.truncated >= 1
@@ -267,25 +267,25 @@ def test_the_fused_functions_are_graphs_and_compute_the_same(monkeypatch: pytest
         return torch.compile(work, fullgraph=True, dynamic=False, backend="aot_eager")
 
     plain = RobotEnv(Clock(), 5, seed=SEED)
-    monkeypatch.setattr("paceline.env.robot_env.fuse", fuse)
+    monkeypatch.setattr("paceline.tensors.graph.fuse", fuse)
     fused = RobotEnv(Clock(), 5, seed=SEED)
     assert torch.equal(plain.reset()["policy"], fused.reset()["policy"])
     assert same(run(plain, 13), run(fused, 13))
 
 
 @pytest.mark.parametrize(
-    ("history", "delay", "said"),
+    ("history", "delay", "message"),
     [
-        (0, (0, 0), "'observation_history' is 0, but must be from 1 to 1000"),
-        (-1, (0, 0), "'observation_history' is -1, but must be from 1 to 1000"),
+        (0, (0, 0), "'observation_history' is 0, but must be a whole number from 1 to 1000"),
+        (-1, (0, 0), "'observation_history' is -1, but must be a whole number from 1 to 1000"),
         (1, (2, 1), r"'observation_delay' is \(2, 1\), but must be the minimum and the maximum in control steps"),
         (1, (-1, 1), r"'observation_delay' is \(-1, 1\)"),
         (1, (1,), r"'observation_delay' is \(1,\)"),
         (1, (0, 1.5), r"'observation_delay' is \(0, 1.5\)"),
     ],
 )
-def test_an_invalid_history_or_delay_is_refused(history: int, delay: Any, said: str):
-    with pytest.raises(UserError, match=said):
+def test_an_invalid_history_or_delay_is_refused(history: int, delay: Any, message: str):
+    with pytest.raises(UserError, match=message):
         RobotEnv(Clock(observation_history=history, observation_delay=delay), 1)
 
 

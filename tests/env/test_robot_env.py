@@ -1,4 +1,4 @@
-"""The env's promises to a learner, on the C engine: exact numbers, so no tolerance anywhere but in sums."""
+"""The contract of `VecEnv` on the C engine. Numbers are exact, so only sums have a tolerance."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +12,16 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, Task
 from paceline.env.vec_env import Step
 from paceline.tasks.cartpole import Cartpole
-from paceline.tensors import random as draw
+from paceline.tensors import random
 from tests.env.drift import Drift
 
 
 def actions_for(env: RobotEnv, steps: int, size: float = 1.0) -> list[Tensor]:
     """Return actions that depend on the global env index, so that they are the same on any number of ranks."""
-    world = torch.arange(env.first_env, env.first_env + env.num_envs)
-    return list(size * draw.normal(99, world, torch.arange(steps)[:, None], draw.Stream.ACTION, env.num_actions))
+    env_index = torch.arange(env.first_env, env.first_env + env.num_envs)
+    return list(
+        size * random.normal(99, env_index, torch.arange(steps)[:, None], random.Stream.ACTION, env.num_actions)
+    )
 
 
 def run(env: RobotEnv, steps: int, size: float = 1.0) -> list[Step]:
@@ -50,15 +52,15 @@ def test_one_step_is_decimation_steps_of_plain_mujoco():
     model = task.model()
     data = [mujoco.MjData(model) for _ in range(3)]
     start = env.state()["sim/qpos"].numpy()
-    for world, d in enumerate(data):
-        d.qpos[:] = start[world]
+    for index, d in enumerate(data):
+        d.qpos[:] = start[index]
     for action in actions_for(env, 6, size=0.1):
         assert not ended(env.step(action)).any()
-        for world, d in enumerate(data):
-            d.ctrl[:] = action[world].clamp(-1.0, 1.0).numpy()
+        for index, d in enumerate(data):
+            d.ctrl[:] = action[index].clamp(-1.0, 1.0).numpy()
             mujoco.mj_step(model, d, nstep=5)
-            assert (env.state()["sim/qpos"][world].numpy() == d.qpos).all()
-            assert (env.state()["sim/qvel"][world].numpy() == d.qvel).all()
+            assert (env.state()["sim/qpos"][index].numpy() == d.qpos).all()
+            assert (env.state()["sim/qvel"][index].numpy() == d.qvel).all()
 
 
 def test_time_limit_cuts_every_episode_at_exactly_episode_steps():
@@ -106,7 +108,7 @@ def test_envs_whose_episode_ended_are_reset_and_the_others_are_unchanged():
     going, resets = torch.ones(16, dtype=torch.bool), 0
     for i, step in enumerate(run(env, 12)):
         # Numbers of step 0 went into the first episodes, those of this step into what starts now.
-        numbers = draw.uniform(5, torch.arange(16), torch.tensor(i), draw.Stream.RESET, 2)
+        numbers = random.uniform(5, torch.arange(16), torch.tensor(i), random.Stream.RESET, 2)
         qpos, qvel, _ = task.reset(env.env_state, numbers)
         fresh = torch.cat((qpos, qvel, torch.zeros(16, 3)), dim=1)
         done = ended(step)
@@ -138,7 +140,7 @@ def test_last_action_is_the_one_before_and_both_are_zero_after_a_reset():
 
 
 def test_what_a_step_returned_is_never_written_to_again():
-    """A learner may keep what it got, even of a task that hands out the simulation's own memory."""
+    """A learner may keep these tensors, even if the task returns tensors of the simulation itself."""
     env = RobotEnv(Drift(wall=0.3), 8)
     kept = [{f"obs/{name}": group for name, group in env.reset().items()}]
     copies = [{name: tensor.clone() for name, tensor in kept[0].items()}]
@@ -250,20 +252,20 @@ def test_a_saved_state_is_a_copy():
 @pytest.mark.parametrize("field", ["sim/qpos", "sim/qvel"])
 @pytest.mark.parametrize("task", [Drift(wall=0.2), Cartpole()], ids=["drift", "cartpole"])
 def test_an_env_that_fails_is_terminated_and_counted_and_affects_no_other(task: Task, field: str, value: float):
-    sound, poisoned = RobotEnv(task, 6, seed=8), RobotEnv(task, 6, seed=8)
-    for env in (sound, poisoned):
+    healthy, failing = RobotEnv(task, 6, seed=8), RobotEnv(task, 6, seed=8)
+    for env in (healthy, failing):
         run(env, 3)
-    state = poisoned.state()
+    state = failing.state()
     state[field][2] = value
-    poisoned.load_state(state)
+    failing.load_state(state)
 
-    expected, steps = run(sound, 30), run(poisoned, 30)
+    expected, steps = run(healthy, 30), run(failing, 30)
     first = steps[0]
     assert first.terminated[2]
     assert not first.truncated[2]
-    assert poisoned.faults().tolist() == [1.0, 0.0]
-    assert sound.faults().tolist() == [0.0, 0.0]
-    assert poisoned.sim.failures.tolist() == [0, 0, 1, 0, 0, 0]
+    assert failing.faults().tolist() == [1.0, 0.0]
+    assert healthy.faults().tolist() == [0.0, 0.0]
+    assert failing.sim.failures.tolist() == [0, 0, 1, 0, 0, 0]
     assert first.log[2, 0] == 4.0
     assert first.reward[2] == 0.0
     assert not first.final_obs["policy"][2].any()
@@ -281,16 +283,18 @@ def test_a_failed_env_is_reset_like_any_other():
     state["sim/qvel"][1] = torch.nan
     env.load_state(state)
     step = env.step(torch.zeros(3, 1))
-    qpos, qvel, _ = Drift().reset(env.env_state, draw.uniform(8, torch.arange(3), state["steps"], draw.Stream.RESET, 2))
+    qpos, qvel, _ = Drift().reset(
+        env.env_state, random.uniform(8, torch.arange(3), state["steps"], random.Stream.RESET, 2)
+    )
     assert torch.equal(step.obs["policy"][1], torch.cat((qpos[1], qvel[1], torch.zeros(3))))
 
 
 def test_a_nan_action_fails_only_its_env():
-    sound, poisoned = RobotEnv(Drift(), 4), RobotEnv(Drift(), 4)
-    expected = run(sound, 8)
-    actions = actions_for(poisoned, 8)
+    healthy, failing = RobotEnv(Drift(), 4), RobotEnv(Drift(), 4)
+    expected = run(healthy, 8)
+    actions = actions_for(failing, 8)
     actions[2][1] = torch.nan
-    steps = [poisoned.step(action) for action in actions]
+    steps = [failing.step(action) for action in actions]
     assert [int(step.terminated.sum()) for step in steps] == [0, 0, 1, 0, 0, 0, 0, 0]
     assert steps[2].terminated[1]
     assert_same(steps, expected, [0, 2, 3], [0, 2, 3])
@@ -332,14 +336,14 @@ def test_envs_are_the_same_on_any_number_of_ranks(task: Task):
 
 
 @dataclass(frozen=True)
-class Misspelt(Drift):
+class UnknownSensor(Drift):
     def observe(self, state: EnvState) -> dict[str, Tensor]:
-        return {"policy": state.sensor("plaice")}
+        return {"policy": state.sensor("plaec")}
 
 
-def test_an_unknown_sensor_is_answered_with_those_there_are():
-    with pytest.raises(KeyError, match=r"no sensor 'plaice' in the model; choose from \['place'\]"):
-        RobotEnv(Misspelt(), 1).reset()
+def test_an_unknown_sensor_is_an_error_that_names_the_sensors_of_the_model():
+    with pytest.raises(KeyError, match=r"no sensor 'plaec' in the model; choose from \['place'\]"):
+        RobotEnv(UnknownSensor(), 1).reset()
 
 
 def test_envs_and_seeds_start_differently():

@@ -75,7 +75,7 @@ def test_torch_and_warp_are_on_the_same_gpu_under_any_mask(mask: str):
     program = (
         "import torch, warp\n"
         "from paceline.device.gpus import gpu_uuid\n"
-        "from paceline.sim.warp_sim import warp_device\n"
+        "from paceline.tensors.graph import warp_device\n"
         "device = torch.device('cuda', 0)\n"
         "print(gpu_uuid(device), warp_device(device).uuid)\n"
     )

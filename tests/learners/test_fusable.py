@@ -27,8 +27,8 @@ def compiled(work: Any) -> Any:
 
 
 @contextmanager
-def fused(module: str) -> Iterator[None]:
-    """Compile what a module fuses, as on a GPU."""
+def fused(module: str = "paceline.tensors.graph") -> Iterator[None]:
+    """Compile what is fused, as on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{module}.fuse", lambda work, device: compiled(work))
         yield
@@ -48,7 +48,7 @@ TASKS = {name: registry.find(name).task for name in registry.names()} | {"lively
 @pytest.mark.parametrize("name", TASKS)
 def test_the_functions_of_an_env_step_are_graphs(name: str):
     eager = RobotEnv(TASKS[name](), 5, seed=2)
-    with fused("paceline.env.robot_env"):
+    with fused():
         graphs = RobotEnv(TASKS[name](), 5, seed=2)
     for env in (eager, graphs):
         state = env.state()
@@ -65,7 +65,7 @@ def test_the_functions_of_an_env_step_are_graphs(name: str):
 
 def test_randomization_of_the_model_is_a_graph():
     eager = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
-    with fused("paceline.env.randomization"):
+    with fused():
         graphs = RobotEnv(Lively(episode_seconds=0.1), 5, seed=2)
     before = eager.sim.field("dof_armature").clone()
     for _ in range(12):

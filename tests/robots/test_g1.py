@@ -338,14 +338,11 @@ def test_random_targets_on_the_floor_keep_the_state_finite(model: mujoco.MjModel
 
 
 def test_the_camera_follows_the_robot(model: mujoco.MjModel, home: mujoco.MjData):
-    camera = Camera(model, 96, 96)
-    try:
+    with Camera(model, 96, 96) as camera:
         near = camera.render(home).astype(float)
         home.qpos[0] += 4.0
         mujoco.mj_forward(model, home)
         far = camera.render(home).astype(float)
-    finally:
-        camera.close()
     dark = [(frame.max(axis=2) < 90.0).sum() for frame in (near, far)]
     assert min(dark) > 80, "only joints, feet and visor are dark"
     assert dark[0] == pytest.approx(dark[1], rel=0.1)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.sim.model import sensor_columns
 from paceline.sim.mujoco_sim import MujocoSim
+from paceline.sim.simulation import sensor_columns
 from paceline.tasks.cartpole import Cartpole
 from tests.sim.models import BLOCK, block
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, ResetState, Task
-from paceline.sim.model import sensor_columns
 from paceline.sim.mujoco_sim import MujocoSim
-from paceline.sim.simulation import Sim, choose_engine, make_sim
+from paceline.sim.simulation import Sim, choose_engine, make_sim, sensor_columns
 from paceline.sim.warp_sim import WarpSim
 from paceline.tasks.cartpole import Cartpole
 from tests.sim.models import block

@@ -1,4 +1,4 @@
-"""The generator against its published answers, and what is made of it against the statistics it should have.
+"""Compare the generator with its published answers, and its samples with the expected statistics.
 
 Seeds are fixed, so a test either always passes or always fails; bounds are quantiles that a good generator exceeds once
 in a million.
@@ -52,78 +52,78 @@ def test_philox_gives_the_published_answers(counter: tuple[int, ...], key: tuple
     assert reference_philox(counter, key) == answer
 
 
-def test_counter_is_block_stream_step_world_and_key_is_the_seed():
-    """What a bug report's "world 1733, step 40112" means must never change between versions."""
-    seed, world, step = 0xDEADBEEF_12345678, 1733, 40112
-    drawn = bits(seed, torch.tensor(world), torch.tensor(step), Stream.ACTION, 8).tolist()
-    expected = [reference_philox((block, 1, step, world), (0x12345678, 0xDEADBEEF)) for block in range(2)]
-    assert drawn == [*expected[0], *expected[1]]
+def test_counter_is_block_stream_step_env_and_key_is_the_seed():
+    """What a bug report's "env 1733, step 40112" means must never change between versions."""
+    seed, env, step = 0xDEADBEEF_12345678, 1733, 40112
+    sampled = bits(seed, torch.tensor(env), torch.tensor(step), Stream.ACTION, 8).tolist()
+    expected = [reference_philox((block, 1, step, env), (0x12345678, 0xDEADBEEF)) for block in range(2)]
+    assert sampled == [*expected[0], *expected[1]]
 
 
 @pytest.mark.parametrize("step", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1])
-@pytest.mark.parametrize("world", [0, 2**31, 2**32 - 1])
-def test_words_are_right_beyond_31_bits(world: int, step: int):
-    drawn = bits(2**63 - 1, torch.tensor(world), torch.tensor(step), Stream.MINIBATCH, 4).tolist()
-    assert drawn == list(reference_philox((0, 2, step, world), (WORD, 2**31 - 1)))
+@pytest.mark.parametrize("env", [0, 2**31, 2**32 - 1])
+def test_words_are_right_beyond_31_bits(env: int, step: int):
+    sampled = bits(2**63 - 1, torch.tensor(env), torch.tensor(step), Stream.MINIBATCH, 4).tolist()
+    assert sampled == list(reference_philox((0, 2, step, env), (WORD, 2**31 - 1)))
 
 
 def test_both_halves_of_a_64_bit_seed_matter():
-    world, step = torch.arange(64), torch.tensor(0)
+    env, step = torch.arange(64), torch.tensor(0)
     seeds = (5, 5 + 2**32, 5 + 2**62, 6)
-    drawn = [bits(seed, world, step, Stream.RESET, 4) for seed in seeds]
-    for i, one in enumerate(drawn):
-        for other in drawn[:i]:
+    sampled = [bits(seed, env, step, Stream.RESET, 4) for seed in seeds]
+    for i, one in enumerate(sampled):
+        for other in sampled[:i]:
             assert (one == other).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("draw", [bits, uniform, normal])
+@pytest.mark.parametrize("sample", [bits, uniform, normal])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_splitting_worlds_over_ranks_changes_no_number(draw: Callable[..., Tensor], ranks: int):
+def test_splitting_envs_over_ranks_changes_no_number(sample: Callable[..., Tensor], ranks: int):
     step = torch.tensor(17)
-    whole = draw(3, torch.arange(24), step, Stream.RESET, 5)
+    whole = sample(3, torch.arange(24), step, Stream.RESET, 5)
     shares = torch.arange(24).chunk(ranks)
-    assert torch.equal(torch.cat([draw(3, share, step, Stream.RESET, 5) for share in shares]), whole)
+    assert torch.equal(torch.cat([sample(3, share, step, Stream.RESET, 5) for share in shares]), whole)
 
 
-@pytest.mark.parametrize("draw", [bits, uniform, normal])
-def test_a_block_of_steps_holds_the_numbers_of_its_single_steps(draw: Callable[..., Tensor]):
-    world = torch.arange(6)
-    block = draw(3, world, torch.arange(100, 108)[:, None], Stream.RESET, 3)
+@pytest.mark.parametrize("sample", [bits, uniform, normal])
+def test_a_block_of_steps_holds_the_numbers_of_its_single_steps(sample: Callable[..., Tensor]):
+    env = torch.arange(6)
+    block = sample(3, env, torch.arange(100, 108)[:, None], Stream.RESET, 3)
     assert block.shape == (8, 6, 3)
     for i, step in enumerate(range(100, 108)):
-        assert torch.equal(block[i], draw(3, world, torch.tensor(step), Stream.RESET, 3))
+        assert torch.equal(block[i], sample(3, env, torch.tensor(step), Stream.RESET, 3))
 
 
-def test_asking_for_more_numbers_leaves_the_first_ones_as_they_were():
+def test_the_first_numbers_do_not_depend_on_the_count():
     few, many = (uniform(3, torch.arange(5), torch.tensor(1), Stream.RESET, count) for count in (3, 11))
     assert torch.equal(many[:, :3], few)
 
 
 @pytest.mark.parametrize("count", range(10))
 def test_any_count_has_its_shape(count: int):
-    for draw in (bits, uniform, normal):
-        assert draw(0, torch.arange(3), torch.tensor(0), Stream.RESET, count).shape == (3, count)
+    for sample in (bits, uniform, normal):
+        assert sample(0, torch.arange(3), torch.tensor(0), Stream.RESET, count).shape == (3, count)
 
 
-def test_no_two_worlds_steps_streams_or_places_share_a_word():
-    world, step = torch.arange(64), torch.arange(32)[:, None]
-    drawn = torch.cat([bits(9, world, step, stream, 8).flatten() for stream in Stream])
+def test_no_two_envs_steps_streams_or_places_share_a_word():
+    env, step = torch.arange(64), torch.arange(32)[:, None]
+    sampled = torch.cat([bits(9, env, step, stream, 8).flatten() for stream in Stream])
     # The words are random, so a few coincide: n^2 / 2^33 pairs are expected, with that variance.
-    n = drawn.numel()
+    n = sampled.numel()
     expected = n * n / 2**33
-    repeated = n - drawn.unique().numel()
+    repeated = n - sampled.unique().numel()
     assert repeated <= expected + ONE_IN_A_MILLION * math.sqrt(expected) + 1
 
 
 def chi_square_bounds(bins: int) -> tuple[float, float]:
-    """The one-in-a-million quantiles on either side, by Wilson and Hilferty's cube."""
+    """Return the one-in-a-million quantiles on both sides, by the approximation of Wilson and Hilferty."""
     k = bins - 1
     spread = ONE_IN_A_MILLION * math.sqrt(2.0 / (9 * k))
     return k * (1 - 2 / (9 * k) - spread) ** 3, k * (1 - 2 / (9 * k) + spread) ** 3
 
 
 def chi_square(numbers: Tensor, bins: int) -> float:
-    """Of numbers in [0, 1), against equal shares."""
+    """Return the statistic of numbers in [0, 1) against equal shares."""
     counts = torch.bincount((numbers.double().flatten() * bins).long(), minlength=bins).double()
     expected = numbers.numel() / bins
     return float(((counts - expected) ** 2 / expected).sum())
@@ -152,24 +152,24 @@ def correlation(one: Tensor, other: Tensor) -> float:
     return float(torch.corrcoef(torch.stack((one.flatten(), other.flatten())).double())[0, 1])
 
 
-@pytest.mark.parametrize("draw", [uniform, normal])
-def test_neighbouring_worlds_steps_streams_places_and_seeds_are_uncorrelated(draw: Callable[..., Tensor]):
-    world, step = torch.arange(1025), torch.arange(65)[:, None]
-    numbers = draw(4, world, step, Stream.RESET, 4)
+@pytest.mark.parametrize("sample", [uniform, normal])
+def test_neighboring_envs_steps_streams_places_and_seeds_are_uncorrelated(sample: Callable[..., Tensor]):
+    env, step = torch.arange(1025), torch.arange(65)[:, None]
+    numbers = sample(4, env, step, Stream.RESET, 4)
     pairs = {
-        "world": (numbers[:, 1:], numbers[:, :-1]),
+        "env": (numbers[:, 1:], numbers[:, :-1]),
         "step": (numbers[1:], numbers[:-1]),
         "place": (numbers[..., 1:], numbers[..., :-1]),
         "half": (numbers[..., 2:], numbers[..., :2]),
-        "stream": (numbers, draw(4, world, step, Stream.ACTION, 4)),
-        "seed": (numbers, draw(5, world, step, Stream.RESET, 4)),
-        "high seed": (numbers, draw(4 + 2**32, world, step, Stream.RESET, 4)),
+        "stream": (numbers, sample(4, env, step, Stream.ACTION, 4)),
+        "seed": (numbers, sample(5, env, step, Stream.RESET, 4)),
+        "high seed": (numbers, sample(4 + 2**32, env, step, Stream.RESET, 4)),
     }
-    for neighbour, (one, other) in pairs.items():
+    for neighbor, (one, other) in pairs.items():
         bound = ONE_IN_A_MILLION / math.sqrt(one.numel())
-        assert abs(correlation(one, other)) < bound, neighbour
+        assert abs(correlation(one, other)) < bound, neighbor
         # Pairs of Box and Muller share a radius if something is wrong: then the squares are correlated.
-        assert abs(correlation(one.square(), other.square())) < bound, f"squares, {neighbour}"
+        assert abs(correlation(one.square(), other.square())) < bound, f"squares, {neighbor}"
 
 
 def test_normal_numbers_have_the_moments_of_a_normal_distribution():
@@ -197,15 +197,15 @@ def test_normal_numbers_have_both_tails(beyond: float):
         assert abs(int(tail.sum()) - n * share) < spread
 
 
-# Found by search: with seed 0 these worlds' first number at step 0 is the least and the greatest there is.
-WORLD_OF_ZERO, WORLD_OF_ALMOST_ONE = 48318229, 1409364
+# Found by search: with seed 0 these envs' first number at step 0 is the least and the greatest there is.
+ENV_OF_ZERO, ENV_OF_ALMOST_ONE = 48318229, 1409364
 
 
 def test_the_least_and_the_greatest_uniform_number_make_finite_normal_ones():
     """Box and Muller takes a logarithm, of which one end would be infinite."""
-    world, step = torch.tensor([WORLD_OF_ZERO, WORLD_OF_ALMOST_ONE]), torch.tensor(0)
-    assert uniform(0, world, step, Stream.ACTION, 1).flatten().tolist() == [0.0, 1.0 - 2.0**-24]
-    pairs = normal(0, world, step, Stream.ACTION, 2)
+    env, step = torch.tensor([ENV_OF_ZERO, ENV_OF_ALMOST_ONE]), torch.tensor(0)
+    assert uniform(0, env, step, Stream.ACTION, 1).flatten().tolist() == [0.0, 1.0 - 2.0**-24]
+    pairs = normal(0, env, step, Stream.ACTION, 2)
     assert pairs[0].tolist() == [0.0, 0.0]
     assert float(pairs[1].norm()) == pytest.approx(math.sqrt(2 * 24 * math.log(2.0)))
 
@@ -217,5 +217,5 @@ def test_normal_numbers_are_box_and_muller_of_the_first_and_second_half(count: i
     u = uniform(11, torch.tensor(5), torch.tensor(9), Stream.ACTION, even).double()
     radius, angle = torch.sqrt(-2 * torch.log1p(-u[: even // 2])), 2 * math.pi * u[even // 2 :]
     expected = torch.cat((radius * angle.cos(), radius * angle.sin()))[:count]
-    drawn = normal(11, torch.tensor(5), torch.tensor(9), Stream.ACTION, count)
-    assert drawn.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)
+    sampled = normal(11, torch.tensor(5), torch.tensor(9), Stream.ACTION, count)
+    assert sampled.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-6)

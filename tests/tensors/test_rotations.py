@@ -1,4 +1,4 @@
-"""Quaternions against MuJoCo's own."""
+"""Compare quaternions with those of MuJoCo."""
 
 import math
 from collections.abc import Callable
@@ -52,12 +52,12 @@ def test_a_quaternion_and_its_negative_turn_by_the_same_angle():
 
 
 @pytest.mark.parametrize("angle", [0.0, 1e-4, 0.1, math.pi / 2, math.pi])
-def test_small_and_large_angles_are_told_apart_in_single_precision(angle: float):
+def test_small_and_large_angles_are_exact_in_single_precision(angle: float):
     quaternion = torch.tensor(about((0.6, 0.0, 0.8), angle)).float().unsqueeze(0)
     assert rotations.angle(quaternion).item() == pytest.approx(angle, rel=1e-5, abs=1e-7)
 
 
-def test_it_is_turned_about_y_first_and_then_about_x():
+def test_the_rotation_about_y_precedes_that_about_x():
     x, y = torch.tensor([0.3, -2.0]), torch.tensor([1.1, 0.4])
     for made, a, b in zip(rotations.about_x_after_y(x, y), x.tolist(), y.tolist(), strict=True):
         expected = np.zeros(4)

@@ -148,7 +148,7 @@ def test_with_many_terms_and_measures_the_panel_still_fits_the_frame():
 # Commands and arrows
 
 
-def test_a_command_comes_from_the_task_or_from_its_memory_or_is_none():
+def test_a_command_comes_from_the_task_or_from_its_task_state_or_is_none():
     shows, cartpole = RobotEnv(Shows(), 1), RobotEnv(Cartpole(), 1)
     command = command_of(shows)
     assert command is not None

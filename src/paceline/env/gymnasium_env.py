@@ -36,16 +36,14 @@ class GymnasiumEnv:
         from gymnasium.spaces import flatdim
         from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-        self._envs, self._space = envs, envs.single_observation_space
         _check_spaces(envs)
+        self.envs, self._space, actions = envs, envs.single_observation_space, envs.single_action_space
         self.num_envs, self.first_env, self.device = envs.num_envs, first_env, torch.device(device)
-        self.num_actions = int(np.prod(envs.single_action_space.shape or (1,)))
+        self.num_actions = int(np.prod(actions.shape or (1,)))
         self.max_episode_steps = time_limit(envs.spec) or EPISODE_STEPS
         fps = envs.metadata.get("render_fps")
         self.step_seconds = 1.0 / fps if fps else CONTROL_SECONDS
-        bounds = (getattr(envs.single_action_space, name).ravel() for name in ("low", "high"))
-        self._low, self._high = (bound.astype(np.float64) for bound in bounds)
-        self._bounded = np.isfinite(self._low) & np.isfinite(self._high)
+        self._low, self._high = (getattr(actions, name).ravel().astype(np.float64) for name in ("low", "high"))
         self._seed, self._steps = seed, 0
         self.observation_spec = {"policy": TensorSpec((flatdim(self._space),))}
         # Columns as in `log_names`, for the running episodes.
@@ -55,35 +53,41 @@ class GymnasiumEnv:
         self._same_step = mode == AutoresetMode.SAME_STEP
         known = isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         if not (known or self._same_step or self.num_envs == 1):
-            self._check_reset_mask()
+            # Fail now, not when the first episode ends, if the vector env ignores `reset_mask`.
+            self.reset()
+            self.step(torch.zeros(self.num_envs, self.num_actions))
+            self._reset_some(self._latest, np.arange(self.num_envs) == 0)
+            self._steps = 0
 
     def reset(self) -> dict[str, Tensor]:
-        obs, _ = self._envs.reset(seed=self._first_seed())
+        # Each env has the seed after that of the env before it. Seeds fit into 32 bits.
+        spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
+        obs, _ = self.envs.reset(seed=int(spread >> 2) + self.first_env)
         self._sums[:] = 0.0
         self._steps += 1
         self._latest = _rows(self._space, obs)
         return self.observe()
 
     def observe(self) -> dict[str, Tensor]:
-        return self._group(self._latest.copy())
+        return {"policy": self._tensor(self._latest)}
 
     def step(self, actions: Tensor) -> Step:
-        obs, reward, terminated, truncated, infos = self._envs.step(self._scaled(actions))
+        obs, reward, terminated, truncated, infos = self.envs.step(self.scale_actions(actions))
         terminated = np.array(terminated, dtype=bool)
         truncated = np.array(truncated, dtype=bool) & ~terminated
         done, reward = terminated | truncated, np.array(reward, dtype=np.float32)
-        obs = final_obs = _rows(self._space, obs)
+        self._latest = final_obs = _rows(self._space, obs)
         if done.any():
             if self._same_step:
-                final_obs = self._final_observations(obs, done, infos)
+                final_obs = self._final_observations(final_obs, done, infos)
             else:
-                obs = self._reset_some(obs, done)
+                self._latest = self._reset_some(final_obs, done)
         self._steps += 1
         self._sums += np.stack((np.ones_like(reward), reward), axis=1)
-        log = self._tensor(self._sums.astype(np.float32))
+        log = self._sums.astype(np.float32)
         self._sums[done] = 0.0
-        flags, self._latest = (self._tensor(terminated), self._tensor(truncated)), obs
-        return Step(self.observe(), self._tensor(reward), *flags, self._group(final_obs.copy()), log)
+        reward, terminated, truncated, log = map(self._tensor, (reward, terminated, truncated, log))
+        return Step(self.observe(), reward, terminated, truncated, {"policy": self._tensor(final_obs)}, log)
 
     def prefetch_random(self, steps: int) -> None:
         """Do nothing: each Gymnasium env samples its own numbers."""
@@ -102,41 +106,31 @@ class GymnasiumEnv:
         self.reset()
 
     def render(self) -> np.ndarray:
-        """Return an RGB image of env 0, uint8 [height, width, 3]. The vector env needs `render_mode="rgb_array"`."""
-        images = self._envs.render()
+        # The vector env needs `render_mode="rgb_array"`.
+        images = self.envs.render()
         return np.asarray(images[0] if isinstance(images, (tuple, list)) else images)
 
     def close(self) -> None:
-        self._envs.close()
+        self.envs.close()
 
-    def _first_seed(self) -> int:
-        """Return the seed of the first env; the others have the next ones. Seeds fit into 32 bits."""
-        spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
-        return int(spread >> 2) + self.first_env
-
-    def _scaled(self, actions: Tensor) -> np.ndarray:
+    def scale_actions(self, actions: Tensor) -> np.ndarray:
+        """Return the actions as the vector env takes them."""
         raw = actions.detach().cpu().numpy().astype(np.float64)
-        low, high = np.where(self._bounded, self._low, 0.0), np.where(self._bounded, self._high, 0.0)
+        bounded = np.isfinite(self._low) & np.isfinite(self._high)
+        low, high = np.where(bounded, self._low, 0.0), np.where(bounded, self._high, 0.0)
         spanned = low + (raw.clip(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
         # Clipping removes rounding errors and applies one-sided bounds.
-        scaled = np.where(self._bounded, spanned, raw).clip(self._low, self._high)
-        return scaled.reshape(self._envs.action_space.shape or ()).astype(self._envs.action_space.dtype)
-
-    def _check_reset_mask(self) -> None:
-        """Raise UserError now, not when the first episode ends, if the vector env ignores `reset_mask`."""
-        self.reset()
-        obs = self.step(torch.zeros(self.num_envs, self.num_actions)).obs["policy"]
-        self._reset_some(obs.cpu().numpy(), np.arange(self.num_envs) == 0)
-        self._steps = 0
+        scaled = np.where(bounded, spanned, raw).clip(self._low, self._high)
+        return scaled.reshape(self.envs.action_space.shape or ()).astype(self.envs.action_space.dtype)
 
     def _reset_some(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Reset the envs in `done` at once. Otherwise their next step would be the reset and ignore its action, and no
         learner could use it."""
-        started, _ = self._envs.reset(options={"reset_mask": done})
+        started, _ = self.envs.reset(options={"reset_mask": done})
         rows = _rows(self._space, started)
         if not np.array_equal(rows[~done], obs[~done], equal_nan=True):
             raise UserError(
-                f"{self._envs} cannot reset some of its envs without the others (reset_mask), which the autoreset mode "
+                f"{self.envs} cannot reset some of its envs without the others (reset_mask), which the autoreset mode "
                 "next_step needs: use --env.vectorization sync or async"
             )
         return rows
@@ -146,7 +140,7 @@ class GymnasiumEnv:
         from gymnasium.spaces import flatten
 
         if "final_obs" not in infos:
-            raise UserError(f"{self._envs} resets envs in the step that ends their episode, but returns no final_obs")
+            raise UserError(f"{self.envs} resets envs in the step that ends their episode, but returns no final_obs")
         rows, given = obs.copy(), infos["final_obs"]
         if isinstance(given, dict) or given.dtype != object:
             rows[done] = _rows(self._space, given)[done]
@@ -154,11 +148,8 @@ class GymnasiumEnv:
             rows[done] = [flatten(self._space, final) for final in given[done]]
         return rows
 
-    def _group(self, rows: np.ndarray) -> dict[str, Tensor]:
-        return {"policy": self._tensor(rows)}
-
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        return torch.tensor(values, device=self.device)
 
 
 def time_limit(spec: Any) -> int | None:

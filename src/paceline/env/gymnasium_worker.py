@@ -2,7 +2,6 @@
 
 import signal
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 from gymnasium.vector.async_vector_env import _async_worker
@@ -18,12 +17,8 @@ def run_worker(*arguments: Any) -> None:
     """
     for number in SIGNALS:
         # Processes that the env starts would inherit SIG_IGN, but not a handler.
-        signal.signal(number, _do_nothing)
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     # Raised when the trainer has ended.
     with suppress(BrokenPipeError, ConnectionResetError):
         _async_worker(*arguments)
-
-
-def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    pass

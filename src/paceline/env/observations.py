@@ -18,28 +18,32 @@ def is_valid_delay(delay: Any) -> bool:
 
 
 class ObservationHistory:
-    """The latest observations of the group "policy", and the delay of each env."""
+    """The latest observations of the group "policy", and the delay of each env. Without history and delay it returns
+    the observations that it is given, and has no state."""
 
     def __init__(self, history: int, delay: tuple[int, int], obs: Tensor):
         self._min_delay, self._max_delay = delay
         self.samples_delay = self._min_delay < self._max_delay
+        steps = history + self._max_delay
+        self._active = steps > 1
         self._offsets = torch.arange(history, device=obs.device)
         self._delay = torch.full((len(obs),), self._min_delay, device=obs.device)
         # [env, step, ...], newest last.
-        self._buffer = torch.stack([obs] * (history + self._max_delay), dim=1)
+        self._buffer = torch.stack([obs] * steps, dim=1) if self._active else obs[:0]
 
     def state(self) -> dict[str, Tensor]:
-        return {"observation_history/delay": self._delay, "observation_history/buffer": self._buffer}
+        state = {"observation_history/delay": self._delay, "observation_history/buffer": self._buffer}
+        return state if self._active else {}
 
     def check(self, state: dict[str, Tensor]) -> None:
         """Raise UserError if `state` has another history or delay."""
         buffer, delay = state.get("observation_history/buffer"), state.get("observation_history/delay")
         same_shape = buffer is not None and buffer.shape[1:] == self._buffer.shape[1:]
-        if not same_shape or delay is None or not bool(((delay >= self._min_delay) & (delay <= self._max_delay)).all()):
+        same_delay = delay is not None and bool(((delay >= self._min_delay) & (delay <= self._max_delay)).all())
+        if self._active and not (same_shape and same_delay):
             raise UserError(
-                f"the envs of the run do not stack {len(self._offsets)} observations with a delay of "
-                f"{self._min_delay} to {self._max_delay} control steps: resume with the history and the delay that the "
-                "run has"
+                f"the envs of the run do not stack {len(self._offsets)} observations with a delay of {self._min_delay} "
+                f"to {self._max_delay} control steps: resume with the history and the delay that the run has"
             )
 
     def reset(self, mask: Tensor, uniform: Tensor) -> None:
@@ -48,22 +52,30 @@ class ObservationHistory:
             delay = self._min_delay + (uniform[:, 0] * (self._max_delay - self._min_delay + 1)).long()
             self._delay.copy_(torch.where(mask, delay, self._delay))
 
-    def append(self, obs: Tensor, first: Tensor) -> Tensor:
-        """Store `obs` and return the observation of the policy. In the envs of `first`, bool [env], an episode starts:
-        `obs` replaces the whole history."""
-        buffer = self.with_newest(obs)
-        buffer = torch.where(first.view(-1, *[1] * obs.dim()), obs.unsqueeze(1), buffer)
+    def append(self, obs: Tensor, episode_step: Tensor) -> Tensor:
+        """Store `obs` and return the observation of the policy. In envs in which an episode starts, `obs` replaces the
+        whole history."""
+        if not self._active:
+            return obs
+        first = (episode_step == 0).view(-1, *[1] * obs.dim())
+        buffer = torch.where(first, obs.unsqueeze(1), self._with_newest(obs))
         self._buffer.copy_(buffer)
-        return self.stacked(buffer)
+        return self._stacked(buffer)
 
-    def with_newest(self, obs: Tensor) -> Tensor:
-        """Return the buffer that `obs` would lead to, without storing it."""
+    def preview(self, obs: Tensor) -> Tensor:
+        """Return the observation of the policy that `obs` would lead to, without storing it."""
+        return self._stacked(self._with_newest(obs)) if self._active else obs
+
+    def latest(self, obs: Tensor) -> Tensor:
+        """Return the observation of the policy that `append` returned last, for the current `obs`."""
+        return self._stacked(self._buffer) if self._active else obs
+
+    def _with_newest(self, obs: Tensor) -> Tensor:
         return torch.cat((self._buffer[:, 1:], obs.unsqueeze(1)), dim=1)
 
-    def stacked(self, buffer: Tensor | None = None) -> Tensor:
+    def _stacked(self, buffer: Tensor) -> Tensor:
         """Return the delayed observations side by side, [env, history * n]; for images, [env, history * channels,
         ...]."""
-        buffer = self._buffer if buffer is None else buffer
         if not self.samples_delay:
             return buffer[:, : len(self._offsets)].flatten(1, 2)
         index = (self._max_delay - self._delay)[:, None] + self._offsets

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
-from paceline.tensors import random
-from paceline.tensors.graph import fuse
+from paceline.tensors import graph, random
 
 INDEPENDENT_FIELDS = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
@@ -20,17 +19,9 @@ INDEPENDENT_FIELDS = (
     *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange", "opt.gravity"),
 )
 """Fields from which MuJoCo derives no constants. A change of any other field costs a pass over the model."""
-_OBJECTS = {
-    "body": mujoco.mjtObj.mjOBJ_BODY,
-    "geom": mujoco.mjtObj.mjOBJ_GEOM,
-    "jnt": mujoco.mjtObj.mjOBJ_JOINT,
-    "dof": mujoco.mjtObj.mjOBJ_JOINT,
-    "actuator": mujoco.mjtObj.mjOBJ_ACTUATOR,
-    "site": mujoco.mjtObj.mjOBJ_SITE,
-    "tendon": mujoco.mjtObj.mjOBJ_TENDON,
-}
-# Fields of which a model has one, without names.
-_GLOBAL_FIELDS = ("opt.gravity",)
+_OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon")
+"""Prefixes of the fields that have a row per object."""
+_GRAVITY = "opt.gravity"
 
 
 @dataclass(frozen=True)
@@ -58,6 +49,10 @@ class Randomization:
     every_seconds: float = 0.0
     """Interval at which the field is sampled again within an episode, s; 0 for never."""
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (self.field, self.also) if self.also else (self.field,)
+
 
 class Randomizer:
     """Samples the fields of a `Sim`. The samples depend on seed, env and step only, for any number of ranks."""
@@ -65,25 +60,30 @@ class Randomizer:
     def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, env_index: Tensor, step_seconds: float):
         self._items, self._sim, self._seed, self._env_index = items, sim, seed, env_index
         self._rows = [_rows(item, sim.model).to(sim.device) for item in items]
-        self._fields = {name: _per_env(sim, name) for item in items for name in _field_names(item)}
+        self._fields = {name: sim.field(name) for item in items for name in item.fields}
+        if _GRAVITY in self._fields:
+            # One row, so that all fields are [env, row, ...].
+            self._fields[_GRAVITY] = self._fields[_GRAVITY].unsqueeze(1)
         self._defaults = {name: field.clone() for name, field in self._fields.items()}
         self._intervals = [max(1, round(item.every_seconds / step_seconds)) for item in items]
         self._repeated = [i for i, item in enumerate(items) if item.when == "reset" or item.every_seconds > 0.0]
-        self._fused_write = fuse(self._write, sim.device)
-
-    def randomize_all(self, step: Tensor) -> None:
-        """Sample all fields in all envs."""
-        everywhere = [torch.ones_like(self._env_index, dtype=torch.bool)] * len(self._items)
-        indices = range(len(self._items))
-        self._write(everywhere, [self._sample(index, step) for index in indices], indices)
+        self._fused_write = graph.fuse(self._write, sim.device)
+        # Sample all fields in all envs, at step 0.
+        everywhere, indices = torch.ones_like(env_index, dtype=torch.bool), range(len(items))
+        samples = [self._sample(index, torch.zeros_like(env_index)) for index in indices]
+        self._write([everywhere] * len(items), samples, indices)
         self._refresh(indices)
 
-    def samples(self, step: Tensor) -> list[Tensor]:
-        """Return the samples that `randomize` takes at the steps [step, 1]: for each field that is sampled more than
-        once, [step, env, n]."""
-        return [self._sample(index, step) for index in self._repeated]
+    def samples(self, step: Tensor) -> list[tuple[Tensor, ...]]:
+        """Return the samples that `randomize` takes at each of the steps [step, 1]: [env, n] for each field that is
+        sampled more than once."""
+        if not self._repeated:
+            return [()] * len(step)
+        # Step 0 is that of the constructor.
+        step = step + 1
+        return list(zip(*(self._sample(index, step) for index in self._repeated), strict=True))
 
-    def randomize(self, done: Tensor, episode_step: Tensor, samples: Sequence[Tensor]) -> None:
+    def randomize(self, done: Tensor, episode_step: Tensor, samples: tuple[Tensor, ...]) -> None:
         """Sample fields in the envs that start an episode, and where an interval is over."""
         masks = [self._due(index, done, episode_step) for index in self._repeated]
         # On a CPU the masks can be read, and most of the time all are empty.
@@ -108,93 +108,58 @@ class Randomizer:
         """Write the samples of some items to the envs of their masks."""
         for mask, uniform, index in zip(masks, samples, indices, strict=True):
             item, rows = self._items[index], self._rows[index]
-            value = item.low + (item.high - item.low) * uniform
-            for name in _field_names(item):
-                self._write_field(name, item, rows, mask, value)
-
-    def _write_field(self, name: str, item: Randomization, rows: Tensor, mask: Tensor, value: Tensor) -> None:
-        field = self._fields[name]
-        current, default = field.index_select(1, rows), self._defaults[name].index_select(1, rows)
-        value = value.view(*value.shape, *[1] * (current.dim() - 2))
-        new = {"scale": default * value, "add": default + value, "set": value.expand_as(default)}[item.how]
-        if item.column is not None:
-            column = torch.arange(current.shape[2], device=current.device) == item.column
-            new = torch.where(column, new, current)
-        field.index_copy_(1, rows, torch.where(mask.view(-1, *[1] * (current.dim() - 1)), new, current))
+            sampled = item.low + (item.high - item.low) * uniform
+            for name in item.fields:
+                field = self._fields[name]
+                current, default = field.index_select(1, rows), self._defaults[name].index_select(1, rows)
+                value = sampled.view(*sampled.shape, *[1] * (current.dim() - 2))
+                new = {"scale": default * value, "add": default + value, "set": value.expand_as(default)}[item.how]
+                if item.column is not None:
+                    column = torch.arange(current.shape[2], device=current.device) == item.column
+                    new = torch.where(column, new, current)
+                field.index_copy_(1, rows, torch.where(mask.view(-1, *[1] * (current.dim() - 1)), new, current))
 
     def _refresh(self, indices: Sequence[int]) -> None:
-        names = (name for index in indices for name in _field_names(self._items[index]))
+        names = (name for index in indices for name in self._items[index].fields)
         self._sim.refresh_constants(derived=any(name not in INDEPENDENT_FIELDS for name in names))
-
-
-def _per_env(sim: Sim, name: str) -> Tensor:
-    """Return a writable field as [env, row, ...]."""
-    field = sim.field(name)
-    return field.unsqueeze(1) if name in _GLOBAL_FIELDS else field
 
 
 def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> tuple[str, ...]:
     """Return the fields of the model that differ between envs. Raise UserError for a field or name that the model does
     not have."""
     for item in items:
-        rows = _rows(item, model)
-        if item.also:
-            _check_pair(item, model)
-        if "body_mass" in _field_names(item):
-            _check_mass(item, model.body_mass[rows.numpy()].min())
-    return tuple(dict.fromkeys(field for item in items for field in _field_names(item)))
-
-
-def _field_names(item: Randomization) -> tuple[str, ...]:
-    return (item.field, item.also) if item.also else (item.field,)
-
-
-def _check_pair(item: Randomization, model: mujoco.MjModel) -> None:
-    one, other = (getattr(model, field, None) for field in _field_names(item))
-    if one is None or other is None or one.shape != other.shape or _prefix(item.field) != _prefix(item.also):
-        raise UserError(f"randomization of {item.field}: {item.also!r} is no field of the same kind and shape")
-
-
-def _check_mass(item: Randomization, mass: float) -> None:
-    lowest = {"scale": mass * item.low, "add": mass + item.low, "set": item.low}[item.how]
-    if lowest < 0.0:
-        raise UserError(
-            f"randomization of body_mass: from {item.low:g} to {item.high:g} the mass of a body of {mass:g} kg would "
-            "become negative"
-        )
+        rows, shapes = _rows(item, model), [getattr(getattr(model, name, None), "shape", None) for name in item.fields]
+        if item.also and (shapes[0] != shapes[1] or item.field.split("_")[0] != item.also.split("_")[0]):
+            raise UserError(f"randomization of {item.field}: {item.also!r} is no field of the same kind and shape")
+        if "body_mass" in item.fields:
+            mass = model.body_mass[rows.numpy()].min()
+            if {"scale": mass * item.low, "add": mass + item.low, "set": item.low}[item.how] < 0.0:
+                raise UserError(
+                    f"randomization of body_mass: from {item.low:g} to {item.high:g} the mass of a body of {mass:g} kg "
+                    "would become negative"
+                )
+    return tuple(dict.fromkeys(field for item in items for field in item.fields))
 
 
 def _rows(item: Randomization, model: mujoco.MjModel) -> Tensor:
     """Return the rows of the field that the names match."""
-    if item.field in _GLOBAL_FIELDS:
-        if item.names != ".*":
-            raise UserError(f"randomization of {item.field}: it has no names, so names {item.names!r} must be left out")
-        _check_column(item, 3)
-        return torch.tensor([0])
-    prefix = _prefix(item.field)
-    if prefix not in _OBJECTS or not hasattr(model, item.field):
-        raise UserError(
-            f"randomization: no field {item.field!r} that can be sampled; choose a field of {', '.join(_OBJECTS)} or "
-            f"{', '.join(_GLOBAL_FIELDS)}"
-        )
-    values = getattr(model, item.field)
-    _check_column(item, values.shape[1] if values.ndim > 1 else 0)
-    kind, pattern = _OBJECTS[prefix].value, re.compile(item.names)
-    objects = model.dof_jntid.tolist() if prefix == "dof" else range(len(values))
-    names = [mujoco.mj_id2name(model, kind, index) or "" for index in objects]
-    found = [row for row, name in enumerate(names) if pattern.fullmatch(name)]
-    if not found:
-        raise UserError(
-            f"randomization of {item.field}: no name matches {item.names!r}; there are {sorted(set(names))}"
-        )
-    return torch.tensor(found)
-
-
-def _prefix(field: str) -> str:
-    return field.split("_")[0]
-
-
-def _check_column(item: Randomization, columns: int) -> None:
+    prefix = item.field.split("_")[0]
+    if item.field == _GRAVITY:
+        values, names = model.opt.gravity[None], ["gravity"]
+    elif prefix in _OBJECTS and hasattr(model, item.field):
+        values = getattr(model, item.field)
+        kind = getattr(mujoco.mjtObj, "mjOBJ_JOINT" if prefix in ("jnt", "dof") else f"mjOBJ_{prefix.upper()}").value
+        objects = model.dof_jntid.tolist() if prefix == "dof" else range(len(values))
+        names = [mujoco.mj_id2name(model, kind, index) or "" for index in objects]
+    else:
+        allowed = f"choose a field of {', '.join(_OBJECTS)} or {_GRAVITY}"
+        raise UserError(f"randomization: no field {item.field!r} that can be sampled; {allowed}")
+    columns = values.shape[1] if values.ndim > 1 else 0
     if item.column is not None and not 0 <= item.column < columns:
         allowed = f"choose from 0 to {columns - 1}" if columns else "it has one number per object, so leave it out"
         raise UserError(f"randomization of {item.field}: no column {item.column}; {allowed}")
+    found = [row for row, name in enumerate(names) if re.fullmatch(item.names, name)]
+    if not found:
+        there = sorted(set(names))
+        raise UserError(f"randomization of {item.field}: no name matches {item.names!r}; there are {there}")
+    return torch.tensor(found)

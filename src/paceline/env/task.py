@@ -1,14 +1,19 @@
 """Contract of a task: a MuJoCo model and pure tensor functions over all envs."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import mujoco
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from paceline.env.randomization import Randomization
 from paceline.sim.simulation import Sim
+
+MAX_DECIMATION = 10_000
+Decimation = Annotated[int, Ge(1), Le(MAX_DECIMATION)]
+"""Number of physics steps per control step."""
 
 
 @dataclass(frozen=True)

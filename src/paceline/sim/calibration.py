@@ -1,6 +1,6 @@
 """Measure how many contacts and constraint rows an env needs; MuJoCo Warp allocates them before the first step."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -11,8 +11,7 @@ _SECONDS = 2.0
 _MARGIN, _MIN_ROWS = 2.0, 8
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Maximum numbers per env."""
 
     contacts: int
@@ -25,6 +24,7 @@ def measure_capacity(model: mujoco.MjModel) -> Capacity:
     Rollouts start in the first keyframe, or in the model's default pose if it has none, with random velocities.
     """
     random, data = np.random.default_rng(0), mujoco.MjData(model)
+    low, high = model.actuator_ctrlrange.T
     contacts = constraints = 0
     for _ in range(_ROLLOUTS):
         if model.nkey:
@@ -35,17 +35,13 @@ def measure_capacity(model: mujoco.MjModel) -> Capacity:
         data.qvel[:] = random.normal(size=model.nv)
         for step in range(round(_SECONDS / model.opt.timestep)):
             if step % 10 == 0:
-                data.ctrl[:] = _controls(model, center, random)
+                # Controls of actuators without a range are within 1 of those of the keyframe.
+                spread = random.uniform(size=model.nu)
+                unlimited = center + 2.0 * spread - 1.0
+                data.ctrl[:] = np.where(model.actuator_ctrllimited, low + spread * (high - low), unlimited)
             mujoco.mj_step(model, data)
             contacts, constraints = max(contacts, data.ncon), max(constraints, data.nefc)
             if data.warning.number.any():
                 # The simulation diverged; its later contacts have no meaning.
                 break
     return Capacity(*(round(_MARGIN * most) + _MIN_ROWS for most in (contacts, constraints)))
-
-
-def _controls(model: mujoco.MjModel, center: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Sample controls in the range of each actuator; within 1 of `center` for actuators without a range."""
-    low, high = model.actuator_ctrlrange.T
-    spread = random.uniform(size=model.nu)
-    return np.where(model.actuator_ctrllimited, low + spread * (high - low), center + 2.0 * spread - 1.0)

@@ -1,30 +1,28 @@
 """The interface of both physics engines: many envs of one model as torch tensors."""
 
-from typing import Protocol
-
 import mujoco
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import UserError, unknown
-from paceline.sim.calibration import measure_capacity
 
 ENGINES = ("auto", "mujoco", "warp")
-
 # MuJoCo treats a state beyond this magnitude as invalid (mjMAXVAL).
 MAX_STATE_VALUE = 1e10
+STATE_FIELDS = (
+    *("time", "qpos", "qvel", "act", "history", "plastic", "qacc_warmstart", "ctrl"),
+    *("qfrc_applied", "xfrc_applied", "eq_active", "mocap_pos", "mocap_quat", "userdata"),
+)
+"""MuJoCo's integration state without plugins, which MuJoCo Warp does not support."""
 
 
-class Sim(Protocol):
+class Sim:
     """`num_envs` copies of one model. Tensors have one row per env and are float32 on `device`.
 
     One env step calls `step`, then `reset` for the envs whose episode ended, then `sense`. The order matters, because
     the next `step` starts from what `sense` computed.
     """
-
-    num_envs: int
-    device: torch.device
-    model: mujoco.MjModel
 
     qpos: Tensor
     """[env, nq]. Read-only, as all tensors except `ctrl`, `mocap_pos` and `mocap_quat`."""
@@ -43,8 +41,6 @@ class Sim(Protocol):
     Sensors of accelerations and forces keep the value of the last substep and are zero after a reset."""
     failed: Tensor
     """Envs whose state became non-finite or huge in the last `step`, bool [env]. They must be reset."""
-    fault_free: bool
-    """True if no env failed or overflowed in the last `step`; False if the engine does not know without waiting."""
     overflowed: Tensor
     """Envs that ran out of contact or constraint rows in the last `step`, bool [env]. In MuJoCo Warp all envs share one
     pool of contacts: if it is exhausted, any env may have lost contacts, and all are marked."""
@@ -52,64 +48,85 @@ class Sim(Protocol):
     """Number of failures of each env, int64 [env]."""
     overflows: Tensor
     """Number of steps in which each env overflowed, int64 [env]."""
+    fault_free: bool = False
+    """True if no env failed or overflowed in the last `step`; False if the engine does not know without waiting."""
+    _engine_state: dict[str, Tensor]
+    """Memory of the engine for the `STATE_FIELDS` that the model has."""
+    _fields: dict[str, Tensor]
+    """Model fields that differ between envs."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int, device: torch.device):
+        self.model, self.num_envs, self.device = model, num_envs, device
+        flags, counts = (torch.zeros(num_envs, dtype=dtype, device=device) for dtype in (torch.bool, torch.int64))
+        self.failed, self.overflowed, self.failures, self.overflows = flags, flags.clone(), counts, counts.clone()
 
     @property
     def time(self) -> Tensor:
         """Seconds since the reset, [env]."""
-        ...
+        return self._engine_state["time"].float()
 
     def step(self, substeps: int) -> None:
         """Simulate `substeps` physics steps with the current `ctrl`."""
-        ...
+        raise NotImplementedError
 
     def sense(self) -> None:
         """Update position and velocity sensors of all envs."""
-        ...
+        raise NotImplementedError
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Set the envs of `mask` to `qpos` and `qvel`, and the rest of their state to the model's defaults."""
-        ...
+        raise NotImplementedError
 
-    def state(self) -> dict[str, Tensor]:
-        """Return copies of all tensors that determine future steps. Names are the same on both engines."""
-        ...
-
-    def load_state(self, state: dict[str, Tensor]) -> None: ...
+    def push(self, change: Tensor) -> None:
+        """Add `change` to the velocities, [env, nv]. Call it before `sense`."""
+        raise NotImplementedError
 
     def field(self, name: str) -> Tensor:
         """Return a per-env field of the model, or "opt.gravity", [env, ...]. Only the fields of `per_env_fields` exist.
 
         To change it, write in place and call `refresh_constants`, both before `sense`.
         """
-        ...
+        if name not in self._fields:
+            raise KeyError(f"model field {name!r} is not per env; per-env fields are {tuple(self._fields)}")
+        return self._fields[name]
 
     def refresh_constants(self, derived: bool = True) -> None:
         """Apply changes of per-env fields. `derived` also recomputes the constants that depend on masses, inertias,
         armatures and gears; it is required if one of these changed."""
-        ...
+        raise NotImplementedError
 
-    def push(self, change: Tensor) -> None:
-        """Add `change` to the velocities, [env, nv]. Call it before `sense`."""
-        ...
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of all tensors that determine future steps. Names are the same on both engines."""
+        return {name: tensor.clone() for name, tensor in self._named_state().items()}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self._named_state().items():
+            tensor.copy_(state[name])
+        if self._fields:
+            self.refresh_constants()
+        self._prepare_loaded_state()
+        self.sense()
+        # `sense` updates only some of the sensors.
+        self.sensordata.copy_(state["sensordata"])
+
+    def _named_state(self) -> dict[str, Tensor]:
+        saved = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
+        return self._engine_state | saved | {f"field/{name}": field for name, field in self._fields.items()}
+
+    def _prepare_loaded_state(self) -> None:
+        """Forget faults of the steps before, and copy the engine's state where the engine has its own memory."""
+        raise NotImplementedError
 
 
-STATE_FIELDS = (
-    "time",
-    "qpos",
-    "qvel",
-    "act",
-    "history",
-    "plastic",
-    "qacc_warmstart",
-    "ctrl",
-    "qfrc_applied",
-    "xfrc_applied",
-    "eq_active",
-    "mocap_pos",
-    "mocap_quat",
-    "userdata",
-)
-"""MuJoCo's integration state without plugins, which MuJoCo Warp does not support."""
+def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:
+    """Return the columns of each sensor in `sensordata`, by sensor name."""
+    sizes = zip(model.sensor_adr.tolist(), model.sensor_dim.tolist(), strict=True)
+    return {model.sensor(i).name: slice(start, start + size) for i, (start, size) in enumerate(sizes)}
+
+
+def columns_before_acceleration(model: mujoco.MjModel) -> np.ndarray:
+    """Return a mask of the columns of `sensordata` that depend on positions and velocities only, bool [nsensordata]."""
+    return np.repeat(model.sensor_needstage < mujoco.mjtStage.mjSTAGE_ACC.value, model.sensor_dim)
 
 
 def choose_engine(engine: str, device: torch.device) -> str:
@@ -129,15 +146,9 @@ def make_sim(
     engine: str,
     device: torch.device,
     per_env_fields: tuple[str, ...] = (),
-    contacts_per_env: int | None = None,
-    constraints_per_env: int | None = None,
     threads: int | None = None,
 ) -> Sim:
-    """Create the envs on one engine; the other engine is not imported.
-
-    `threads` is for the C engine; the default is the number of usable cores. `contacts_per_env` and
-    `constraints_per_env` are for MuJoCo Warp; the defaults are measured with `measure_capacity`.
-    """
+    """Create the envs on one engine; the other engine is not imported. `threads` is for the C engine."""
     if choose_engine(engine, device) == "mujoco":
         from paceline.sim.mujoco_sim import MujocoSim
 
@@ -149,7 +160,4 @@ def make_sim(
             f"engine 'warp' needs {error.name}, which is not installed: pip install mujoco-warp, "
             "or train on the CPU with --gpu-ids none"
         ) from None
-
-    capacity = measure_capacity(model)
-    contacts, constraints = contacts_per_env or capacity.contacts, constraints_per_env or capacity.constraints
-    return WarpSim(model, num_envs, device, per_env_fields, contacts, constraints)
+    return WarpSim(model, num_envs, device, per_env_fields)

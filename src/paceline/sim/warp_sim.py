@@ -1,6 +1,7 @@
 """MuJoCo Warp: envs on a GPU, or on the CPU for parity tests. All calls can be captured into a CUDA graph."""
 
 from contextlib import AbstractContextManager
+from operator import attrgetter
 
 import mujoco
 import mujoco_warp as mjw
@@ -8,16 +9,17 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from paceline.sim.model import columns_before_acceleration
-from paceline.sim.simulation import MAX_STATE_VALUE, STATE_FIELDS
+from paceline.sim.calibration import measure_capacity
+from paceline.sim.simulation import MAX_STATE_VALUE, STATE_FIELDS, Sim, columns_before_acceleration
 from paceline.sim.warp_kernels import detect_faults, reset_envs
 from paceline.tensors.graph import warp_stream
 
 # Fields that mj_setConst derives from masses, inertias, armatures and gears. They must be per env if their sources are.
 _DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
 
+# State that every model has and whose default is zero; the kernel `reset_envs` resets it.
+_KERNEL_RESET_FIELDS = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied")
 _GRAVITY = "opt.gravity"
-
 _OVERFLOWS = int(mjw.OverflowType.ALL) & ~int(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS)
 
 
@@ -28,12 +30,11 @@ def on_torch_stream(device: torch.device) -> AbstractContextManager[object]:
     return wp.ScopedStream(warp_stream(torch.cuda.current_stream(device)), sync_enter=False, sync_exit=False)
 
 
-# State that every model has and whose default is zero; the kernel `reset_envs` resets it.
-_KERNEL_RESET_FIELDS = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied")
+class WarpSim(Sim):
+    """Implements `Sim` with MuJoCo Warp. No call waits for the device, allocates memory or branches on a value.
 
-
-class WarpSim:
-    """Implements `Sim` with MuJoCo Warp. No call waits for the device, allocates memory or branches on a value."""
+    The numbers of contacts and constraint rows are by default those of `measure_capacity`.
+    """
 
     def __init__(
         self,
@@ -47,8 +48,9 @@ class WarpSim:
         if model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4:
             raise ValueError("MuJoCo Warp does not support RK4 in two half steps: use implicitfast or Euler")
         wp.config.log_level = wp.LOG_WARNING
-        self.model, self.num_envs, self.device = model, num_envs, device
-        self._per_env_fields = per_env_fields
+        super().__init__(model, num_envs, device)
+        capacity = measure_capacity(model)
+        contacts, constraints = contacts_per_env or capacity.contacts, constraints_per_env or capacity.constraints
         batched = dict.fromkeys(per_env_fields + _DERIVED_FIELDS, num_envs) if per_env_fields else {}
         batched.pop(_GRAVITY, None)
         with on_torch_stream(self.device):
@@ -58,27 +60,19 @@ class WarpSim:
                 self._model.opt.gravity = wp.array(model.opt.gravity[None].repeat(num_envs, 0), dtype=wp.vec3)
             # Overflows are counted per env instead of printed by the kernels.
             self._model.opt.warn_overflow = 0
-            self._data = mjw.make_data(model, num_envs, nconmax=contacts_per_env, njmax=constraints_per_env)
+            self._data = mjw.make_data(model, num_envs, nconmax=contacts, njmax=constraints)
+        self._fields = {name: wp.to_torch(attrgetter(name)(self._model)) for name in per_env_fields}
         live = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
         self._engine_state = {name: tensor for name, tensor in live.items() if tensor.numel()}
-        self._initial = {
-            name: rows.clone() for name, rows in self._engine_state.items() if name not in _KERNEL_RESET_FIELDS
-        }
-        self.qpos, self.qvel, self.act, self.time = (live[name] for name in ("qpos", "qvel", "act", "time"))
+        self._initial = {n: rows.clone() for n, rows in self._engine_state.items() if n not in _KERNEL_RESET_FIELDS}
+        self.qpos, self.qvel, self.act = (live[name] for name in ("qpos", "qvel", "act"))
         self.ctrl, self.mocap_pos, self.mocap_quat = (live[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
 
         # step1 sets all sensors to zero, so sensors of accelerations and forces are kept in a copy.
         self._engine_sensordata = wp.to_torch(self._data.sensordata)
-        early = torch.from_numpy(columns_before_acceleration(model)).to(device)
-        self._all_early, self._early_columns = bool(early.all()), early
+        self._early_columns = torch.from_numpy(columns_before_acceleration(model)).to(device)
+        self._all_early = bool(self._early_columns.all())
         self.sensordata = self._engine_sensordata if self._all_early else self._engine_sensordata.clone()
-
-        def flags(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(num_envs, dtype=dtype, device=device)
-
-        self.fault_free = False
-        self.failed, self.overflowed = flags(torch.bool), flags(torch.bool)
-        self.failures, self.overflows = flags(torch.int64), flags(torch.int64)
         self.sense()
 
     def step(self, substeps: int) -> None:
@@ -112,29 +106,6 @@ class WarpSim:
         if not self._all_early:
             self.sensordata.masked_fill_(mask[:, None] & ~self._early_columns, 0.0)
 
-    def state(self) -> dict[str, Tensor]:
-        counts = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
-        fields = {f"field/{name}": self.field(name) for name in self._per_env_fields}
-        return {name: tensor.clone() for name, tensor in (self._engine_state | counts | fields).items()}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        for name, live in self._engine_state.items():
-            live.copy_(state[name])
-        for name in self._per_env_fields:
-            self.field(name).copy_(state[f"field/{name}"])
-        if self._per_env_fields:
-            self.refresh_constants()
-        wp.to_torch(self._data.overflow).zero_()
-        self.sense()
-        self.sensordata.copy_(state["sensordata"])
-        self.failures.copy_(state["failures"])
-        self.overflows.copy_(state["overflows"])
-
-    def field(self, name: str) -> Tensor:
-        if name not in self._per_env_fields:
-            raise KeyError(f"model field {name!r} is not per env; per-env fields are {self._per_env_fields}")
-        return wp.to_torch(self._model.opt.gravity if name == _GRAVITY else getattr(self._model, name))
-
     def refresh_constants(self, derived: bool = True) -> None:
         if derived:
             with on_torch_stream(self.device):
@@ -142,3 +113,6 @@ class WarpSim:
 
     def push(self, change: Tensor) -> None:
         self.qvel += change
+
+    def _prepare_loaded_state(self) -> None:
+        wp.to_torch(self._data.overflow).zero_()

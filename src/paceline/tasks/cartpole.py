@@ -7,7 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.task import EnvState, ResetState, Task
+from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.scene import load
 from paceline.tasks.registry import TaskEntry
@@ -29,8 +29,8 @@ class CartpoleRewards:
 class Cartpole(Task):
     """Rewards and limits of Isaac Lab's Isaac-Cartpole-Direct-v0. The angle of an upright pole is zero."""
 
-    episode_seconds: float = 5.0
-    decimation: int = 2
+    episode_seconds: Positive = 5.0
+    decimation: Decimation = 2
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     max_force: Positive = 100.0

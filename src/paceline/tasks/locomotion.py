@@ -7,7 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from paceline.env.task import EnvState, ResetState, Task
+from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import scene
 from paceline.tasks.registry import TaskEntry
@@ -60,8 +60,8 @@ class LocomotionTask(Task):
     ang_vel_scale: Positive
     """Factor of the torso's angular velocity in observations; above 0."""
     rewards: LocomotionRewards
-    episode_seconds: float = 15.0
-    decimation: int = 2
+    episode_seconds: Positive = 15.0
+    decimation: Decimation = 2
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
-from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
+from paceline.env.task import CommandDisplay, Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
 from paceline.tasks.registry import TaskEntry
@@ -39,8 +39,8 @@ class ShadowHandRewards:
 class ShadowHandRepose(Task):
     """Observations, rewards and limits of Isaac Lab's Isaac-Repose-Cube-Shadow-Direct-v0."""
 
-    episode_seconds: float = 10.0
-    decimation: int = 2
+    episode_seconds: Positive = 10.0
+    decimation: Decimation = 2
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     policy_observations: Literal["state", "fingertips"] = "state"

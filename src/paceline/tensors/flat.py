@@ -33,19 +33,20 @@ class FlatParameters:
 
     def __init__(self, *groups: list[nn.Parameter], extra: int = 0):
         self._parameters = [parameter for group in groups for parameter in group]
-        self._sizes = [p.numel() for p in self._parameters]
-        device = self._parameters[0].device
+        self._sizes, device = [p.numel() for p in self._parameters], self._parameters[0].device
         self._padding = [torch.zeros(-size % _ALIGNMENT, device=device) for size in self._sizes]
-        spans = [size + len(padding) for size, padding in zip(self._sizes, self._padding, strict=True)]
-        self._offsets: dict[Tensor, int] = dict(zip(self._parameters, accumulate(spans, initial=0), strict=False))
+        # Elements of each parameter, then its padding.
+        self._layout = [n for size in self._sizes for n in (size, -size % _ALIGNMENT)]
+        starts = list(accumulate(self._layout, initial=0))[::2]
+        self._offsets: dict[Tensor, int] = dict(zip(self._parameters, starts, strict=False))
         self.values = nn.Parameter(self.pad(pack([p.detach() for p in self._parameters])))
         self.message = torch.zeros(self.values.numel() + extra, device=device)
         self.gradient, self.extra = self.message.split((self.values.numel(), extra))
         self.values.grad = self.gradient
         for parameter in self._parameters:
             parameter.data = self.views(parameter)[0]
-        sizes = iter(spans)
-        self._groups = self.gradient.split([sum(next(sizes) for _ in group) for group in groups])
+        ends = list(accumulate(len(group) for group in groups))
+        self._groups = self.gradient.tensor_split([starts[end] for end in ends[:-1]])
 
     def pad(self, dense: Tensor) -> Tensor:
         """Return a vector laid out like `values` from one that has the elements of the parameters only."""
@@ -54,8 +55,7 @@ class FlatParameters:
 
     def unpad(self, padded: Tensor) -> Tensor:
         """Undo `pad`."""
-        pairs = zip(self._offsets.values(), self._sizes, strict=True)
-        return torch.cat([padded[offset : offset + size] for offset, size in pairs])
+        return torch.cat(padded.split(self._layout)[::2])
 
     def views(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return views of the values and of the gradient of one parameter, or of two parameters of the same shape
@@ -115,21 +115,10 @@ class FlatAdam:
     def step(self) -> None:
         """Update the parameters with the current gradient."""
         self._count += 1
-        values, gradients, averages, squares = self._pieces
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage]
-            values,
-            gradients,
-            averages,
-            squares,
-            [],
-            [self._count] * len(values),
-            lr=self.learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
+        counts = [self._count] * len(self._pieces[0])
+        options = {"lr": self.learning_rate, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportCallIssue]
+            *self._pieces, [], counts, **options, amsgrad=False, maximize=False
         )
 
     def state(self) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Compiled functions and CUDA graphs, so that the host launches few kernels. On a CPU they are plain calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
@@ -53,56 +54,48 @@ class CudaGraph(Generic[T]):
         return self._graph is not None
 
     def __call__(self) -> T:
-        if self._graph is not None:
-            self._graph.replay()
-            return self._result
         if not self._warm:
             self._warm = True
-            return self._run_eagerly()
-        self._capture()
-        return self()
+            # On the stream of the later capture, because allocations and library handles belong to a stream.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                result = self._work()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return result
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream), self._warp_capture():
+                self._result = self._work()
+            self._graph = graph
+        self._graph.replay()
+        return self._result
 
-    def _run_eagerly(self) -> T:
-        # On the stream of the later capture, because allocations and library handles belong to a stream.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            result = self._work()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return result
-
-    def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            self._result = self._work_with_warp() if self._warp else self._work()
-        self._graph = graph
-
-    def _work_with_warp(self) -> T:
+    @contextmanager
+    def _warp_capture(self) -> Iterator[None]:
+        if not self._warp:
+            yield
+            return
         import warp as wp
 
         # Warp does not notice a capture that torch began.
         stream = warp_stream(self._stream)
         wp.capture_begin(stream=stream, external=True)
         try:
-            return self._work()
+            yield
         finally:
             wp.capture_end(stream=stream)
 
 
+@cache
 def warp_stream(stream: torch.cuda.Stream) -> "wp.Stream":
     """Return the Warp stream of a torch stream, always the same object, as a capture needs it."""
-    return _warp_stream(str(stream.device), stream.cuda_stream)
-
-
-@cache
-def _warp_stream(device: str, handle: int) -> "wp.Stream":
     import warp as wp
 
-    return wp.Stream(warp_device(torch.device(device)), cuda_stream=handle)
+    return wp.Stream(warp_device(stream.device), cuda_stream=stream.cuda_stream)
 
 
 def warp_device(device: torch.device) -> "wp.Device":
     """Return the Warp device of the same physical GPU, found by its UUID: the libraries may number GPUs differently."""
     import warp as wp
 
-    found = {gpu.uuid: gpu for gpu in wp.get_cuda_devices()}
-    return found[gpu_uuid(device)]
+    return {gpu.uuid: gpu for gpu in wp.get_cuda_devices()}[gpu_uuid(device)]

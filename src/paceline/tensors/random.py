@@ -18,8 +18,6 @@ from paceline.tensors.graph import fuse
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
-
-
 Words = TypeVar("Words", Tensor, np.ndarray)
 
 
@@ -39,7 +37,8 @@ def philox(counter: tuple[Words, ...], key: tuple[int, int]) -> tuple[Words, ...
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # The signed product overflows, but its 64 bits are those of the unsigned product.
+        # The signed product overflows, but its 64 bits are those of the unsigned product. Operations in place take less
+        # time in NumPy.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         high0, high1 = p0 >> 32, p1 >> 32
         high0 &= _WORD

@@ -73,10 +73,9 @@ class RunningStatistics:
         return (rows - self.mean) * self._scale
 
     def state(self) -> dict[str, Tensor]:
-        return {"count": self.count.clone(), "mean": self.mean.clone(), "variance": self.variance.clone()}
+        return {name: getattr(self, name).clone() for name in ("count", "mean", "variance")}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self.count.copy_(state["count"])
-        self.mean.copy_(state["mean"])
-        self.variance.copy_(state["variance"])
+        for name in self.state():
+            getattr(self, name).copy_(state[name])
         self._scale.copy_(1.0 / self.std())

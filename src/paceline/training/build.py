@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.env.robot_env import RobotEnv, check_timing
+from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
@@ -39,8 +39,6 @@ def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
     settings = settings_of(config.learner, defaults | config.settings)
     settings.check()
     task = _task(config)
-    if not isinstance(entry, EnvEntry):
-        check_timing(task)
     return dataclasses.replace(config, env=dataclasses.asdict(task), settings=dataclasses.asdict(settings)), settings
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from paceline.view.opengl import cannot_render, gl_context_class
+from paceline.view.opengl import cannot_render, choose_opengl_library
 
 Color = tuple[int, int, int]
 _ARROW_WIDTH = 0.014
@@ -31,61 +31,33 @@ class Arrow(NamedTuple):
 
 
 class Camera:
-    """Renders from the model's camera "track", or from its first camera, or a view of the whole scene.
-
-    mujoco.Renderer is not used, because its OpenGL library is fixed when mujoco is imported.
-    """
+    """Renders from the model's camera "track", or from its first camera, or a view of the whole scene."""
 
     def __init__(self, model: mujoco.MjModel, width: int, height: int):
         model = copy.copy(model)
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         # With shadow maps of MuJoCo's default size, 4096, a software driver spends most of its time on shadows.
         model.vis.quality.shadowsize = min(model.vis.quality.shadowsize, 2048)
-        self._model, self._view = model, _view(model)
-        self._scene, self._option = mujoco.MjvScene(model, maxgeom=10_000), mujoco.MjvOption()
-        self._rectangle = mujoco.MjrRect(0, 0, width, height)
-        self._pixels = np.empty((height, width, 3), np.uint8)
-        self._gl = self._context = None
-        context_class = gl_context_class()
+        track = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, "track")
+        # -1 is the view of the whole scene.
+        self._view = max(0, track) if model.ncam else -1
+        choose_opengl_library()
         try:
-            self._gl = context_class(width, height)
-            self._gl.make_current()
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+            self._renderer = mujoco.Renderer(model, height, width)
         except Exception as error:
             # Every OpenGL library raises its own exceptions, among them AttributeError for a missing library.
-            self.close()
-            raise cannot_render(f"{context_class.__module__} reports: {error}") from None
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+            raise cannot_render(f"MuJoCo reports: {error}") from None
 
     def render(self, data: mujoco.MjData, arrows: Sequence[Arrow] = ()) -> np.ndarray:
-        """Return the image, uint8 RGB [height, width, 3]. The next call overwrites it."""
-        categories = mujoco.mjtCatBit.mjCAT_ALL.value
-        mujoco.mjv_updateScene(self._model, data, self._option, None, self._view, categories, self._scene)
+        """Return the image, uint8 RGB [height, width, 3]."""
+        self._renderer.update_scene(data, self._view)
         for arrow in arrows:
-            arrow.add_to(self._scene)
-        mujoco.mjr_render(self._rectangle, self._scene, self._context)
-        mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
-        return np.flipud(self._pixels)
-
-    def close(self) -> None:
-        """Free the OpenGL context. OSMesa fails if this is left to the end of the interpreter."""
-        for resource in (self._context, self._gl):
-            if resource is not None:
-                resource.free()
-        self._context = self._gl = None
+            arrow.add_to(self._renderer.scene)
+        return self._renderer.render()
 
     def __enter__(self) -> "Camera":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _view(model: mujoco.MjModel) -> mujoco.MjvCamera:
-    view = mujoco.MjvCamera()
-    if model.ncam:
-        view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
-        view.fixedcamid = max(0, mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA.value, "track"))
-    else:
-        mujoco.mjv_defaultFreeCamera(model, view)
-    return view
+        # OSMesa fails if this is left to the end of the interpreter.
+        self._renderer.close()

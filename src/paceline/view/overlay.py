@@ -1,12 +1,11 @@
 """Show the command, the rewards and the metrics in a video, as text in a panel and as arrows."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
@@ -26,7 +25,6 @@ _BRIGHT, _DIM = (245, 246, 248), (186, 192, 200)
 _BACKGROUND = (22, 26, 32, 165)
 _MAX_TERMS = 6
 _COLUMNS = 80
-_PREFIXES = "reward/", "measure/"
 
 
 @dataclass(frozen=True)
@@ -44,47 +42,44 @@ class Episode:
 
     def lines(self, number: int) -> list[str]:
         """Return lines for a console with the return, the metrics and the largest reward terms. They have at most 80
-        columns unless the names are very long."""
-        duration = {"running": "{} so far", "terminated": "ended after {}", "time limit": "{}, its time limit"}[
-            self.end
-        ]
-        summary = [f"episode {number}: {duration.format(f'{self.seconds:.1f} s')}", f"return {self.total:.2f}"]
-        measures = [f"{_plain(name)} {value:.3g}" for name, value in self.measures.items()]
-        terms = [f"{_plain(name)} {value:.3g}" for name, value in self.terms.items()]
-        below = [", ".join(measures), _fitting(terms, _COLUMNS - 2) if terms else ""]
-        return [", ".join(summary), *(f"  {line}" for line in below if line)]
-
-
-def _fitting(parts: list[str], columns: int) -> str:
-    """Join as many of the parts as fit into a number of columns."""
-    for count in range(len(parts), 0, -1):
-        text = ", ".join(parts[:count]) + (", ..." if count < len(parts) else "")
-        if len(text) <= columns:
-            return text
-    return parts[0][:columns]
+        columns unless the names of the metrics are very long."""
+        times = {"running": "{} s so far", "terminated": "ended after {} s", "time limit": "{} s, its time limit"}
+        seconds = times[self.end].format(f"{self.seconds:.1f}")
+        measures, terms = (
+            [f"{_plain(name)} {value:.3g}" for name, value in values.items()] for values in (self.measures, self.terms)
+        )
+        largest_terms = ", ".join(terms)
+        while len(largest_terms) > _COLUMNS - 2:
+            terms.pop()
+            largest_terms = ", ".join((*terms, "..."))
+        below = (f"  {line}" for line in (", ".join(measures), largest_terms) if line)
+        return [f"episode {number}: {seconds}, return {self.total:.2f}", *below]
 
 
 class Scores:
     """Collects the episodes of env 0 from the log of the env."""
 
     def __init__(self, env: VecEnv):
-        self._names, self._control_seconds = env.log_names, env.step_seconds
+        self._names, self._step_seconds = env.log_names, env.step_seconds
         self._interval_steps = max(1, round(REFRESH_SECONDS / env.step_seconds))
-        self._row = self._interval_start = np.zeros(len(self._names))
+        self._interval_start = np.zeros(len(self._names))
         self.running, self.ended = Episode(), list[Episode]()
         self.recent_terms: dict[str, float] = {}
         """Mean of each reward term per step over the latest `REFRESH_SECONDS`, ordered as `running.terms`."""
 
     def add(self, step: Step) -> None:
-        self._row = step.log[0].double().cpu().numpy()
-        terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
-        self.running = self._episode("terminated" if terminated else "time limit" if truncated else "running")
-        length = self._row[0] - self._interval_start[0]
-        if length >= self._interval_steps or terminated or truncated:
-            means = dict(zip(self._names, (self._row - self._interval_start) / length, strict=True))
-            self.recent_terms = {name: float(means[f"reward/{name}"]) for name in self.running.terms}
-            self._interval_start = self._row
-        if terminated or truncated:
+        row = step.log[0].double().cpu().numpy()
+        end = "terminated" if step.terminated[0] else "time limit" if step.truncated[0] else "running"
+        values = dict(zip(self._names, row.tolist(), strict=True))
+        terms = sorted(_with_prefix("reward/", values).items(), key=lambda term: -abs(term[1]))
+        seconds, measures = values["length"] * self._step_seconds, _with_prefix("measure/", values)
+        self.running = Episode(seconds, values["return"], dict(terms), measures, end)
+        length = row[0] - self._interval_start[0]
+        if length >= self._interval_steps or end != "running":
+            means = dict(zip(self._names, ((row - self._interval_start) / length).tolist(), strict=True))
+            self.recent_terms = {name: means[f"reward/{name}"] for name in self.running.terms}
+            self._interval_start = row
+        if end != "running":
             self.ended.append(self.running)
             self.running, self._interval_start = Episode(), np.zeros(len(self._names))
 
@@ -92,12 +87,9 @@ class Scores:
         """Return the episodes that ended and the running one, if it has started."""
         return (*self.ended, self.running) if self.running.seconds else tuple(self.ended)
 
-    def _episode(self, end: Literal["running", "terminated", "time limit"]) -> Episode:
-        values = dict(zip(self._names, self._row.tolist(), strict=True))
-        terms, measures = ({n.removeprefix(p): v for n, v in values.items() if n.startswith(p)} for p in _PREFIXES)
-        largest_first = dict(sorted(terms.items(), key=lambda term: -abs(term[1])))
-        seconds = values["length"] * self._control_seconds
-        return Episode(seconds, values["return"], largest_first, measures, end)
+
+def _with_prefix(prefix: str, values: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def command_of(env: VecEnv) -> CommandDisplay | None:
@@ -149,16 +141,14 @@ def _height_above(model: mujoco.MjModel, body: int) -> float:
     return float(tops.max(initial=0.0) - data.xpos[body, 2])
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of the panel: a label with two numbers, or with a number and a bar."""
+class _Row(NamedTuple):
+    """A row of the panel."""
 
-    label: str
-    first: str = ""
-    second: str = ""
+    texts: tuple[str, ...]
+    """Label, and at most two numbers."""
     bar: float = 0.0
     """Length as a fraction of the column's width; negative for a negative reward."""
-    colors: tuple[Color, Color, Color] = (_DIM, _BRIGHT, _BRIGHT)
+    colors: tuple[Color, ...] = (_DIM, _BRIGHT, _BRIGHT)
 
 
 _HEADING = (_BRIGHT, _COMMANDED, _ACTUAL)
@@ -172,79 +162,64 @@ class Panel:
         self._font = ImageFont.load_default(size)
         self._row_height, self._margin = round(1.3 * size), round(0.75 * size)
         self._max_rows = (height - 7 * self._margin) // self._row_height
-        self._image = np.zeros((0, 0, 4), np.float32)
 
     def update(self, scores: Scores, command: CommandDisplay | None) -> None:
         """Replace the content of the panel."""
-        self._image = self._table(_parts(scores, command, self._max_rows))
-
-    def blend(self, frame: np.ndarray) -> np.ndarray:
-        """Return a copy of a frame, uint8 [height, width, 3], with the panel."""
-        margin, frame = self._margin, frame.copy()
-        region = frame[margin : margin + self._image.shape[0], margin : margin + self._image.shape[1]]
-        color, opacity = np.split(self._image[: region.shape[0], : region.shape[1]], [3], axis=2)
-        region[:] = region + (color - region) * opacity
-        return frame
-
-    def _table(self, parts: list[list[_Row]]) -> np.ndarray:
-        """Return RGB and opacity, float32 [height, width, 4]."""
-        rows, margin = [row for part in parts for row in part], self._margin
-        label, column = max(self._width(row.label) for row in rows), self._width("+0.0000")
+        parts, margin = _parts(scores, command, self._max_rows), self._margin
+        rows = [row for part in parts for row in part]
+        label = max(round(self._font.getlength(row.texts[0])) for row in rows)
+        column = round(self._font.getlength("+0.0000"))
+        # The first number ends at x = `first`; the next column starts one margin further right.
         first = margin + label + margin + column
         width, height = first + 2 * margin + column, self._row_height * len(rows) + margin * (len(parts) + 1)
-        image = Image.new("RGBA", (width, height))
-        draw = ImageDraw.Draw(image)
+        self._image = Image.new("RGBA", (width, height))
+        draw = ImageDraw.Draw(self._image)
         draw.rounded_rectangle((0, 0, width - 1, height - 1), radius=margin, fill=_BACKGROUND)
         middle = margin + self._row_height // 2
         for part in parts:
             for row in part:
-                self._row(draw, row, middle, first, column)
+                self._draw_row(draw, row, middle, first, column)
                 middle += self._row_height
             middle += margin
-        return np.asarray(image, np.float32) / np.array((1.0, 1.0, 1.0, 255.0), np.float32)
 
-    def _row(self, draw: ImageDraw.ImageDraw, row: _Row, middle: int, first: int, column: int) -> None:
-        """Draw a row. The first number ends at x = `first`; the next column starts one margin further right."""
+    def _draw_row(self, draw: ImageDraw.ImageDraw, row: _Row, middle: int, first: int, column: int) -> None:
         start, thick = first + self._margin, self._row_height // 5
-        label_color, first_color, second_color = row.colors
-        draw.text((self._margin, middle), row.label, label_color, self._font, anchor="lm")
-        draw.text((first, middle), row.first, first_color, self._font, anchor="rm")
-        draw.text((start + column, middle), row.second, second_color, self._font, anchor="rm")
+        places = (self._margin, "lm"), (first, "rm"), (start + column, "rm")
+        for text, color, (x, anchor) in zip(row.texts, row.colors, places, strict=False):
+            draw.text((x, middle), text, color, self._font, anchor=anchor)
         if row.bar:
             end = start + max(1, round(column * abs(row.bar)))
             draw.rectangle((start, middle - thick, end, middle + thick), fill=_GAIN if row.bar > 0.0 else _LOSS)
 
-    def _width(self, text: str) -> int:
-        return round(self._font.getlength(text))
+    def blend(self, frame: np.ndarray) -> np.ndarray:
+        """Return a copy of a frame, uint8 [height, width, 3], with the panel."""
+        image = Image.fromarray(frame)
+        image.paste(self._image, (self._margin, self._margin), self._image)
+        return np.asarray(image)
 
 
 def _parts(scores: Scores, command: CommandDisplay | None, max_rows: int) -> list[list[_Row]]:
     """Return the parts of the panel, with as many of the largest reward terms as fit into `max_rows`."""
     episode = scores.running
-    parts = [
-        [_Row(f"{episode.seconds:.1f} s", second=f"return {episode.total:.2f}", colors=(_BRIGHT, _BRIGHT, _BRIGHT))]
-    ]
+    title = f"{episode.seconds:.1f} s", "", f"return {episode.total:.2f}"
+    parts = [[_Row(title, colors=(_BRIGHT,) * 3)]]
     if command and command.numbers:
-        rows = [_Row(name, *_two(numbers)) for name, numbers in command.numbers.items()]
-        parts.append([_Row("command", "target", "actual", colors=_HEADING), *rows])
+        # Adding zero turns -0.0 into 0.0.
+        texts = {n: [f"{round(v[0].item(), 2) + 0.0:.2f}" for v in values] for n, values in command.numbers.items()}
+        rows = [_Row((name, *numbers)) for name, numbers in texts.items()]
+        parts.append([_Row(("command", "target", "actual"), colors=_HEADING), *rows])
     if scores.recent_terms:
         largest = max(map(abs, scores.recent_terms.values())) or 1.0
         rounded = {_plain(name): round(term, 4) for name, term in scores.recent_terms.items()}
-        terms = [_Row(name, f"{term:+.4f}" if term else "0", bar=term / largest) for name, term in rounded.items()]
-        room = min(_MAX_TERMS, max_rows - sum(map(len, parts)) - len(episode.measures) - 2)
+        terms = [_Row((name, f"{term:+.4f}" if term else "0"), term / largest) for name, term in rounded.items()]
+        room = max(0, min(_MAX_TERMS, max_rows - sum(map(len, parts)) - len(episode.measures) - 2))
         if len(terms) > room:
-            terms = [*terms[: max(0, room)], _Row(f"and {len(terms) - max(0, room)} more")]
-        parts.append([_Row("reward per step", colors=_HEADING), *terms])
+            terms = [*terms[:room], _Row((f"and {len(terms) - room} more",))]
+        parts.append([_Row(("reward per step",), colors=_HEADING), *terms])
     if episode.measures:
-        rows = [_Row(_plain(name), f"{value:.3f}") for name, value in episode.measures.items()]
-        parts.append([_Row("episode mean", colors=_HEADING), *rows])
+        rows = [_Row((_plain(name), f"{value:.3f}")) for name, value in episode.measures.items()]
+        parts.append([_Row(("episode mean",), colors=_HEADING), *rows])
     return parts
-
-
-def _two(numbers: tuple[Tensor, ...]) -> tuple[str, str]:
-    # Adding zero turns -0.0 into 0.0.
-    texts = [f"{round(number[0].item(), 2) + 0.0:.2f}" for number in numbers]
-    return texts[0], texts[1] if len(texts) > 1 else ""
 
 
 def _plain(name: str) -> str:

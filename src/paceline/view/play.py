@@ -1,14 +1,17 @@
 """Record a video of a trained policy, rendered without a display."""
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import mujoco
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
@@ -19,9 +22,9 @@ from paceline.errors import UserError
 from paceline.run.directory import RunDir
 from paceline.training.build import playable
 from paceline.view.camera import Camera
-from paceline.view.opengl import mujoco_gl_variable
+from paceline.view.opengl import choose_opengl_library
 from paceline.view.overlay import MIN_HEIGHT, REFRESH_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of
-from paceline.view.video import check_format, check_writable, frame_rate, letterbox, write_video
+from paceline.view.video import check_format, check_writable, frame_rate, write_video
 
 
 @dataclass(frozen=True)
@@ -58,40 +61,32 @@ def record(
     check_writable(file)
 
     steps = max(1, round(seconds / env.step_seconds))
-    rollout = _PolicyRollout(env, trained.policy, steps)
     steps_per_frame, rate = frame_rate(env.step_seconds)
+    scores = Scores(env)
     with _renderer(env, width, height, show_arrows=overlay) as render:
-        frames = (render() for _ in rollout.run(steps_per_frame))
+        frames = (render() for _ in _run_policy(env, trained.policy, scores, steps, steps_per_frame))
         if overlay and height >= MIN_HEIGHT:
-            frames = _with_panel(frames, env, rollout.scores, height, float(rate))
+            frames = _with_panel(frames, env, scores, height, float(rate))
         write_video(file, frames, width, height, rate)
-    scores = rollout.scores
-    return Recording(
-        file, steps * env.step_seconds, len(scores.ended), rollout.total_reward / steps, scores.all_episodes()
-    )
+    episodes = scores.all_episodes()
+    mean_reward = sum(episode.total for episode in episodes) / steps
+    return Recording(file, steps * env.step_seconds, len(scores.ended), mean_reward, episodes)
 
 
-class _PolicyRollout:
-    """Runs a policy in the env with index 0."""
-
-    def __init__(self, env: VecEnv, policy: torch.nn.Module, steps: int):
-        self._env, self._policy, self._steps = env, policy, steps
-        self.scores, self.total_reward = Scores(env), 0.0
-
-    @torch.inference_mode()
-    def run(self, steps_per_frame: int) -> Iterator[None]:
-        """Yield before every `steps_per_frame`-th step. After the end of an episode, the next one starts."""
-        obs = self._env.reset()
-        console = Console(stderr=True)
-        for step in track(
-            range(self._steps), "rendering", console=console, transient=True, disable=not console.is_terminal
-        ):
-            if step % steps_per_frame == 0:
-                yield
-            result = self._env.step(self._policy(obs))
-            obs = result.obs
-            self.total_reward += result.reward.item()
-            self.scores.add(result)
+@torch.inference_mode()
+def _run_policy(
+    env: VecEnv, policy: torch.nn.Module, scores: Scores, steps: int, steps_per_frame: int
+) -> Iterator[None]:
+    """Run a policy and yield before every `steps_per_frame`-th step. After the end of an episode, the next one
+    starts."""
+    obs, console = env.reset(), Console(stderr=True)
+    bar = {"console": console, "transient": True, "disable": not console.is_terminal}
+    for index in track(range(steps), "rendering", **bar):
+        if index % steps_per_frame == 0:
+            yield
+        step = env.step(policy(obs))
+        obs = step.obs
+        scores.add(step)
 
 
 def _with_panel(
@@ -109,10 +104,12 @@ def _with_panel(
 def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterator[Callable[[], np.ndarray]]:
     """Provide a function that renders the current state of env 0 as an image, uint8 RGB [height, width, 3]."""
     if not isinstance(env, RobotEnv):
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        # The env may render without OpenGL.
+        with suppress(UserError):
+            choose_opengl_library()
         # `playable` returns no other kind of env if it is to be rendered.
-        renderable = cast("RenderableEnv", env)
-        with mujoco_gl_variable():
-            yield lambda: letterbox(_image_of(renderable), width, height)
+        yield partial(_image_of, cast("RenderableEnv", env), width, height)
         return
     data, arrows = mujoco.MjData(env.sim.model), VelocityArrows(env.sim.model)
     with Camera(env.sim.model, width, height) as camera:
@@ -125,12 +122,14 @@ def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterat
         yield render
 
 
-def _image_of(env: RenderableEnv) -> np.ndarray:
+def _image_of(env: RenderableEnv, width: int, height: int) -> np.ndarray:
+    """Return the image of an env, scaled to fit into width x height and centered on black."""
     try:
-        return env.render()
+        image = env.render()
     except Exception as error:
         # Every simulator raises its own exceptions; their messages name what is missing.
         raise UserError(f"the environment cannot be rendered: {' '.join(str(error).split())}") from error
+    return np.asarray(ImageOps.pad(Image.fromarray(image), (width, height)))
 
 
 def copy_state(env: RobotEnv, command: CommandDisplay | None, data: mujoco.MjData) -> None:

@@ -68,14 +68,3 @@ def write_video(file: Path, frames: Iterator[np.ndarray], width: int, height: in
 
 def _cannot_write(file: Path, reason: str) -> UserError:
     return UserError(f"cannot write the video {file}: {reason}; choose another --video")
-
-
-def letterbox(image: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Scale an RGB image to fit into width x height and center it on black."""
-    scale = min(width / image.shape[1], height / image.shape[0])
-    rows, columns = (max(1, round(scale * size)) for size in image.shape[:2])
-    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image), format="rgb24")
-    canvas = np.zeros((height, width, 3), np.uint8)
-    top, left = (height - rows) // 2, (width - columns) // 2
-    canvas[top : top + rows, left : left + columns] = frame.reformat(width=columns, height=rows).to_ndarray()
-    return canvas

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
 from paceline.env.randomization import Randomization
-from paceline.env.task import CommandDisplay, EnvState, ResetState, Task
+from paceline.env.task import CommandDisplay, Decimation, EnvState, ResetState, Task
 from paceline.errors import UserError
 from paceline.robots.legged import LeggedRobot
 from paceline.validation import NonNegative, NonNegativeRange, Positive, Range, UnitInterval, check_options
@@ -52,8 +52,8 @@ class VelocityTask(Task):
 
     legged: ClassVar[LeggedRobot]
 
-    episode_seconds: float = 20.0
-    decimation: int = 4
+    episode_seconds: Positive = 20.0
+    decimation: Decimation = 4
     """Number of physics steps of 5 ms per control step, at least 1."""
     max_forward_speed: _Speed = 1.0
     """Maximum commanded speed forward and backward, m/s; above 0, at most 100."""
