@@ -62,7 +62,8 @@ class G1Velocity(VelocityTask):
     def constants(self) -> dict[str, tuple[float, ...]]:
         model = self.model()
         # The first joint is free.
-        names, (low, high) = [model.joint(i).name for i in range(1, 30)], (0.95 * model.jnt_range[1:]).T.tolist()
+        names = [model.joint(i).name for i in range(1, model.njnt)]
+        low, high = (0.95 * model.jnt_range[1:]).T.tolist()
         weights = (next((weight for part, weight in _POSTURE.items() if part in name), 0.5) for name in names)
         return super().constants() | {
             "posture_weight": tuple(weights),

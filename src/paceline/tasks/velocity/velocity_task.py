@@ -250,12 +250,11 @@ class VelocityTask(Task):
         }
 
     def weighted(self, terms: dict[str, Tensor], weights: Any, terminated: Tensor) -> dict[str, Tensor]:
-        """Return the weighted reward terms in the order of the fields of `weights`, the last of which is
-        `termination`. All others are per second."""
-        *names, last = vars(weights)
-        return {name: getattr(weights, name) * terms[name] * self.step_seconds for name in names} | {
-            last: weights.termination * terminated.float()
-        }
+        """Return the weighted reward terms in the order of the fields of `weights`. All but `termination`, which is
+        added here, are multiplied by the duration of a control step."""
+        per_second = {name: weight for name, weight in vars(weights).items() if name != "termination"}
+        scaled = {name: weight * terms[name] * self.step_seconds for name, weight in per_second.items()}
+        return scaled | {"termination": weights.termination * terminated.float()}
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         yaw_rate_error = state.sensor("gyro")[:, 2] - state.task_state["command"][:, 2]
