@@ -69,8 +69,6 @@ def examine(
     gpus = choose_gpus(gpu_ids, engine, under_launcher())
     rank = this_rank(gpus)
     engine, single_rank = choose_engine(engine, rank.device), rank.world_size == 1
-    if task:
-        registry.find(task)
     shm_bytes = disk_usage("/dev/shm").total if os.path.exists("/dev/shm") else None
     of_rank = [] if single_rank else [Finding("device", "ok", _describe(rank.device))]
     of_host = [

@@ -34,9 +34,12 @@ def export(run: str, format: str, output: Path | None, task: str | None = None, 
         raise unknown("format", format, SUFFIXES)
     found = playable(run, task, activation)
     env, file = found.env, output or found.folder / f"policy{SUFFIXES[format]}"
-    if file.exists() and file.samefile(found.file):
+    if os.path.exists(file) and file.samefile(found.file):
         raise UserError(f"{file} would overwrite the checkpoint that is exported: choose another --output")
-    _check_place(file, format)
+    if file.suffix in set(SUFFIXES.values()) - {SUFFIXES[format]}:
+        raise UserError(f"--output {file} with --format {format}: give a name that ends in {SUFFIXES[format]}")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UserError(f"cannot write the policy {file}: it exists and is not a file; choose another --output")
     policy, generator = _PositionalPolicy(found.policy).eval(), torch.Generator().manual_seed(0)
     obs = [torch.randn(7, *env.observation_spec[group].shape, generator=generator) for group in found.policy.groups]
     if not bool(policy(*obs).isfinite().all()):
@@ -128,10 +131,3 @@ def _compare(exported: Tensor, trained: Tensor) -> None:
             f"the actions of the exported policy differ from those of the trained one by up to {worst:g}: nothing was "
             "written; please report this, with the versions in the run's result.json"
         )
-
-
-def _check_place(file: Path, format: str) -> None:
-    if file.suffix in set(SUFFIXES.values()) - {SUFFIXES[format]}:
-        raise UserError(f"--output {file} with --format {format}: give a name that ends in {SUFFIXES[format]}")
-    if os.path.exists(file) and not os.path.isfile(file):
-        raise UserError(f"cannot write the policy {file}: it exists and is not a file; choose another --output")

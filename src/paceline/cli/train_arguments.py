@@ -55,11 +55,11 @@ class TrainArguments(RunOptions, Selection):
     run_dir: Annotated[Path | None, option("DIR")] = None
     """Directory of this run. The default is runs/TASK/TIME."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
-    """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each; all for all GPUs; none for the CPU. The default is
-    the first GPU, or the CPU if there is none. A resumed run uses its previous devices."""
+    """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each; all for all GPUs; none for the CPU.
+    The default is the first GPU, or the CPU if there is none. A resumed run uses its previous devices."""
     ranks: Annotated[Count | None, option("K")] = None
-    """Number of ranks (processes that train as one) on each host, at least 1. Used with --gpu-ids none. The default is
-    1, or one per GPU."""
+    """Number of ranks (processes that train as one) on each host, at least 1. Used with --gpu-ids none.
+    The default is 1, or one per GPU."""
     launcher: Literal["elastic", "torchrunx"] = "elastic"
     """Launcher of the ranks: torch's elastic launcher, or torchrunx (pip install paceline[torchrunx]; GPL-3.0)."""
     hosts: Annotated[tuple[str, ...], option("HOST")] = ()

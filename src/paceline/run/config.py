@@ -38,8 +38,7 @@ class RunOptions:
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
     engine: str = "auto"
-    """Physics engine: auto, mujoco (MuJoCo C, on CPUs) or warp (MuJoCo Warp, on GPUs). Tasks gymnasium:ID have their
-    own."""
+    """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Tasks gymnasium:ID have their own."""
     logger: str = "tensorboard"
     """Logger of the training metrics: tensorboard or none."""
     checkpoint_every: Annotated[Count, option("N")] = 50
@@ -49,8 +48,8 @@ class RunOptions:
     timeout: Annotated[float, Gt(0), Le(1e6), option("SECONDS")] = 60.0
     """Seconds without a heartbeat after which a rank counts as failed and all ranks exit; above 0, at most 1e6."""
     worker_log_dir: Annotated[str | None, option("DIR")] = None
-    """Directory of the logs of all ranks; "" for no logs. The default is RUN/workers. The environment variable
-    PACELINE_WORKER_LOG_DIR takes precedence."""
+    """Directory of the logs of all ranks; "" for no logs. The default is RUN/workers.
+    The environment variable PACELINE_WORKER_LOG_DIR takes precedence."""
 
 
 @dataclass(frozen=True)
