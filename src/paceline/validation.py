@@ -25,7 +25,8 @@ from paceline.errors import UserError, one_line, unknown
 
 LARGEST_COUNT = 2**31
 # Range of a float without another constraint. Larger numbers are of no use in float32 physics.
-_UNCONSTRAINED = Interval(ge=-1e9, le=1e9)
+LARGEST_NUMBER = 1e9
+_UNCONSTRAINED = Interval(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
 _WIDEST_LAYER, _MOST_WEIGHTS = 2**13, 2**24
 # The configuration of a run has a few thousand bytes. Parsing a million bytes takes seconds.
 _LARGEST_FILE = 2**20
