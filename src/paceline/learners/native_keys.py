@@ -1,5 +1,4 @@
-"""Kinds of keys in the configuration files of RSL-RL, RL-Games and skrl. Keys are given as "a b c", separated by
-spaces."""
+"""Kinds of keys in the configuration files of RSL-RL, RL-Games and skrl."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ Keys = Mapping[str, Any]
 
 
 def same(names: str) -> dict[str, Key]:
-    """Return keys that set the settings of the same names."""
+    """Return keys that set the settings of the same names, which are separated by spaces."""
     return {name: Setting(name) for name in names.split()}
 
 

@@ -23,8 +23,8 @@ def test_outputs_and_gradient_equal_those_of_the_two_networks(activation: str, h
 
     batched = BatchedActorCritic((actor, critic), flat)
     with torch.no_grad():
-        for found, expected in zip(batched.forward(inputs), outputs, strict=True):
-            torch.testing.assert_close(found, expected)
+        for output, expected_output in zip(batched.forward(inputs), outputs, strict=True):
+            torch.testing.assert_close(output, expected_output)
         batched.backward(weights)
     torch.testing.assert_close(flat.gradient, expected)
 

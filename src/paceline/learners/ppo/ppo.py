@@ -20,8 +20,7 @@ from paceline.learners.networks import Policy, eager_forward, fold_normalizer, f
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
 from paceline.learners.ppo.objective import kl_divergence, log_prob, objective, objective_gradient
-from paceline.learners.ppo.returns import advantages
-from paceline.learners.ppo.samples import STEP_TENSORS, PackedSamples, Rollout, SamplePacking, Samples, minibatch_orders
+from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, advantages, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite, vector_widths
 from paceline.tensors import random
@@ -149,7 +148,7 @@ class Ppo(Learner):
             log_std=self.log_std.detach().clone(),
             noise=noise,
             faults=env.faults(),
-            **{name: torch.stack([getattr(step, name) for step in steps]) for name in STEP_TENSORS},
+            **{name: torch.stack([getattr(step, name) for step in steps]) for name in Rollout.step_fields},
         )
 
     def _update(self) -> Tensor:

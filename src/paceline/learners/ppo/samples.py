@@ -1,7 +1,7 @@
 """The experience of an iteration: as the env gave it, and as samples for the update."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,13 +9,13 @@ from torch import Tensor
 from paceline.env.vec_env import Step
 from paceline.tensors import random
 
-STEP_TENSORS = ("reward", "terminated", "truncated", "log")
-"""Fields of `Step` that a rollout has as well."""
-
 
 @dataclass(frozen=True)
 class Rollout:
     """Experience of one iteration, [step, env, ...]; observations are not normalized."""
+
+    step_fields: ClassVar[tuple[str, ...]] = ("reward", "terminated", "truncated", "log")
+    """Names of the tensors that are stacked from those of `Step`."""
 
     obs: dict[str, Tensor]
     """Observation groups, one step longer than the other tensors: the last entry starts the next rollout."""
@@ -45,7 +45,7 @@ class Rollout:
             Step(
                 obs={name: obs[i + 1] for name, obs in self.obs.items()},
                 final_obs={name: obs[i] for name, obs in self.final_obs.items()},
-                **{name: getattr(self, name)[i] for name in STEP_TENSORS},
+                **{name: getattr(self, name)[i] for name in self.step_fields},
             )
             for i in range(len(self.reward))
         ]
@@ -109,6 +109,24 @@ class SamplePacking:
         obs = dict(zip(self._groups, vectors, strict=True)) | packed.images
         scalars = (scalar.squeeze(1) for scalar in (advantage, target, value, log_prob))
         return Samples(obs, action, mean, *scalars)
+
+
+def advantages(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, discount: float, decay: float
+) -> Tensor:
+    """Return the advantages by generalized advantage estimation (Schulman et al. 2015); all tensors are [step, env].
+
+    `next_value` is the value of the state that the reward led to, before any reset. It counts after a time limit,
+    because the episode would have continued, and does not count after a termination.
+    """
+    not_terminated, not_done = (~terminated).float(), (~done).float() * (discount * decay)
+    td_error = reward + discount * not_terminated * next_value - value
+    running = torch.zeros_like(reward[0])
+    reversed_advantages = []
+    for error, keep in zip(td_error.flip(0).unbind(0), not_done.flip(0).unbind(0), strict=True):
+        running = torch.addcmul(error, keep, running)
+        reversed_advantages.append(running)
+    return torch.stack(reversed_advantages[::-1])
 
 
 def minibatch_orders(seed: int, env_index: Tensor, epochs: Tensor, horizon: int) -> Tensor:
