@@ -235,7 +235,7 @@ def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
 
 def test_a_physics_engine_is_an_error():
     config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=asdict(TINY))
-    with pytest.raises(UserError, match=r"--engine mujoco: .* has an engine of its own; leave --engine out"):
+    with pytest.raises(UserError, match=r"--engine mujoco: .* has its own engine; leave --engine out"):
         build(config, Group(Rank()), range(2))
 
 

@@ -78,7 +78,7 @@ def engine_of(config: TrainConfig, device: torch.device) -> str:
     if not isinstance(entry, EnvEntry):
         return choose_engine(config.engine, device)
     if config.engine not in ("auto", entry.engine):
-        raise UserError(f"--engine {config.engine}: {config.task} has an engine of its own; leave --engine out")
+        raise UserError(f"--engine {config.engine}: {config.task} has its own engine; leave --engine out")
     return entry.engine
 
 

@@ -68,7 +68,7 @@ class Session:
             self._restore(plan.saved)
 
     def _build(self) -> None:
-        """Create the env and the learner. The C engine compiles nothing; elsewhere, print what takes so long."""
+        """Create the env and the learner. On Warp, print what is compiled and the time it took."""
         if self.engine == "warp":
             self._print("Compiling MuJoCo Warp's kernels for this model: up to two minutes, once for each cache.")
         self.env = make_env(self.config, self.rank, self._envs)
