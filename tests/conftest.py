@@ -38,10 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def jax_compiles_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Share JAX's compilation cache between all processes of the tests."""
+def jax_compiles_once(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Share JAX's compilation cache between all processes of the tests, and with later test runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp().parent / "jax"))
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(pytestconfig.rootpath / ".pytest_cache" / "jax"))
         patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
 

@@ -13,6 +13,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.errors import UserError
 from tests.distributed.ranks import free_port, variables
+from tests.forked import paceline
 
 LAUNCHED = variables(0, 2, 29500)
 
@@ -23,11 +24,6 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
-
-
-def paceline(cwd: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *words]
-    return subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=60)
 
 
 def test_a_launcher_makes_a_launched_rank(launcher: pytest.MonkeyPatch):
@@ -91,7 +87,7 @@ def test_ranks_that_cannot_meet_are_refused(changes: dict[str, str | None], mess
 
 
 def test_a_port_that_is_no_number_is_one_line(tmp_path: Path):
-    done = paceline(tmp_path, "train", "cartpole", "--gpu-ids", "none", **LAUNCHED | {"MASTER_PORT": "abc"})
+    done = paceline("train", "cartpole", "--gpu-ids", "none", cwd=tmp_path, **LAUNCHED | {"MASTER_PORT": "abc"})
     assert done.returncode == 2
     assert "MASTER_PORT is 'abc'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -100,7 +96,7 @@ def test_a_port_that_is_no_number_is_one_line(tmp_path: Path):
 def test_a_port_that_is_in_use_is_named_with_the_remedy(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = paceline(tmp_path, "train", "cartpole", "--gpu-ids", "none", **variables(0, 2, port))
+        done = paceline("train", "cartpole", "--gpu-ids", "none", cwd=tmp_path, **variables(0, 2, port))
     assert done.returncode == 1
     assert f"port: {port}" in done.stderr
     assert "address already in use; choose another MASTER_PORT" in done.stderr
@@ -109,7 +105,7 @@ def test_a_port_that_is_in_use_is_named_with_the_remedy(tmp_path: Path):
 
 def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tmp_path: Path):
     output = ["--format", "torchscript", "--output", "policy.pt"]
-    done = paceline(tmp_path, "export", str(tiny_run), *output, **variables(1, 2, free_port()))
+    done = paceline("export", str(tiny_run), *output, cwd=tmp_path, **variables(1, 2, free_port()))
     assert (done.returncode, done.stdout, done.stderr) == (0, "policy.pt\n", "")
 
 
