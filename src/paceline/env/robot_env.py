@@ -51,8 +51,9 @@ class RobotEnv:
         self.step_seconds = task.decimation * self.sim.model.opt.timestep
         self.max_episode_steps = max(1, round(task.episode_seconds / self.step_seconds))
         if self.max_episode_steps > LARGEST_COUNT:
-            steps = f"{self.max_episode_steps:g} control steps of {self.step_seconds:g} s, more than {LARGEST_COUNT}"
-            raise UserError(f"--env.episode-seconds {task.episode_seconds:g} is {steps}: choose a shorter time")
+            steps = f"{self.max_episode_steps:g} control steps of {self.step_seconds:g} s"
+            limit = f"an episode has at most {LARGEST_COUNT}"
+            raise UserError(f"--env.episode-seconds {task.episode_seconds:g} is {steps}: {limit}")
 
         self._env_index = torch.arange(first_env, first_env + num_envs, device=self.device)
         self._steps = torch.zeros((), dtype=torch.int64, device=self.device)

@@ -253,6 +253,8 @@ class VelocityTask(Task):
         """Return the weighted reward terms in the order of the fields of `weights`. All but `termination`, which is
         added here, are multiplied by the duration of a control step."""
         per_second = {name: weight for name, weight in vars(weights).items() if name != "termination"}
+        if set(per_second) != set(terms):
+            raise ValueError(f"reward terms {sorted(set(per_second) ^ set(terms))} have no weight or no value")
         scaled = {name: weight * terms[name] * self.step_seconds for name, weight in per_second.items()}
         return scaled | {"termination": weights.termination * terminated.float()}
 
