@@ -71,6 +71,7 @@ def config(lines: str) -> TrainConfig:
         ("a: " + "[" * 20000, "nested too deep"),
         ("a: \0", "not valid YAML"),
         ("a: " + "x" * 300, "unknown key 'a'"),
+        ("timeout_seconds: 60.0", "was written by Paceline 0.1: use that version, or train the task again"),
     ],
 )
 def test_a_wrong_value_is_one_short_line(line: str, message: str):

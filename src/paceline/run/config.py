@@ -107,6 +107,9 @@ class TrainConfig(RunOptions):
             raise UserError(f"{source} is not valid YAML: {error}") from None
         if not isinstance(values, dict) or "task" not in values or "env" not in values:
             raise UserError(f"{source} is not a run's configuration: it has no 'task' and 'env'")
+        # Every run.yaml of version 0.1 has this key, and no later one.
+        if "timeout_seconds" in values:
+            raise UserError(f"{source} was written by Paceline 0.1: use that version, or train the task again")
         return from_dict(cls, values, source)
 
 
