@@ -1,5 +1,6 @@
 """Compiled functions and CUDA graphs, so that the host launches few kernels. On a CPU they are plain calls."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -64,6 +65,8 @@ class CudaGraph(Generic[T]):
             return result
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
+            # Garbage that Python collects during the capture would free device memory, which invalidates the capture.
+            gc.collect()
             with torch.cuda.graph(graph, stream=self._stream), self._warp_capture():
                 self._result = self._work()
             self._graph = graph

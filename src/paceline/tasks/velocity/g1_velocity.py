@@ -111,7 +111,7 @@ class G1Velocity(VelocityTask):
             "stand_still": (1.0 - self.is_moving(state)) * joint_error.sum(1),
             "joint_limits": beyond_limits.sum(1),
         }
-        return self.weighted(terms, self.rewards, terminated)
+        return self.weighted(terms, self.rewards, G1Rewards.__match_args__, terminated)
 
     def _feet_height(self, state: EnvState) -> Tensor:
         """Return the height of each foot, m, [env, 2]."""

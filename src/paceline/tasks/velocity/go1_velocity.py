@@ -56,7 +56,7 @@ class Go1Velocity(VelocityTask):
             "thigh_contact": thighs,
             "stand_still": (1.0 - moving) * joint_error,
         }
-        return self.weighted(terms, self.rewards, terminated)
+        return self.weighted(terms, self.rewards, Go1Rewards.__match_args__, terminated)
 
 
 ENTRY = TaskEntry(

@@ -249,13 +249,15 @@ class VelocityTask(Task):
             "feet_slip": (self.feet_contact(state) * torch.stack(feet_speed, dim=1)).sum(1),
         }
 
-    def weighted(self, terms: dict[str, Tensor], weights: Any, terminated: Tensor) -> dict[str, Tensor]:
-        """Return the weighted reward terms in the order of the fields of `weights`. All but `termination`, which is
-        added here, are multiplied by the duration of a control step."""
-        per_second = {name: weight for name, weight in vars(weights).items() if name != "termination"}
-        if set(per_second) != set(terms):
-            raise ValueError(f"reward terms {sorted(set(per_second) ^ set(terms))} have no weight or no value")
-        scaled = {name: weight * terms[name] * self.step_seconds for name, weight in per_second.items()}
+    def weighted(
+        self, terms: dict[str, Tensor], weights: Any, names: tuple[str, ...], terminated: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the weighted reward terms in the order of `names`, the fields of `weights`. All but `termination`,
+        which is added here, are multiplied by the duration of a control step."""
+        if set(names) != {*terms, "termination"}:
+            raise ValueError(f"reward terms {sorted(set(names) ^ {*terms, 'termination'})} have no weight or no value")
+        per_second = [name for name in names if name != "termination"]
+        scaled = {name: getattr(weights, name) * terms[name] * self.step_seconds for name in per_second}
         return scaled | {"termination": weights.termination * terminated.float()}
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
