@@ -24,9 +24,9 @@ help:
 	@echo 'make test     make check, then the tests          ARGS="-k resume"'
 	@echo 'make quick    make check, then the fast tests'
 	@echo 'make check    formatting, lint, types and import layers, as the pre-commit hook runs them'
-	@echo 'make format   format the code and mend what ruff can mend'
+	@echo 'make format   format the code and fix what ruff can fix'
 	@echo 'make bench    throughput against peers on this CPU'
-	@echo 'make lock     resolve all dependencies anew and write requirements.lock'
+	@echo 'make lock     resolve all dependencies again and write requirements.lock'
 	@echo 'make clean    remove environments, caches and builds; runs/ stays'
 
 train: $(TRAIN_ENV)

@@ -51,6 +51,7 @@ def test_the_pages_commands_run(words: list[str], site: Path, tmp_path: Path):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["task"]) == ("completed", words[1])
     assert result["engine"] == words[1].split(":")[0]
+    assert ("paceline play" in said) == (words[1] != "point"), "only commands that work are suggested"
 
 
 def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

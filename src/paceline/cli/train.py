@@ -20,6 +20,7 @@ from paceline.launch import local, torchrunx
 from paceline.process import interrupts
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
+from paceline.tasks import registry
 from paceline.train import RunCompletedError, TrainingFailedError
 from paceline.train import train as train_rank
 from paceline.training.build import resolve
@@ -177,7 +178,8 @@ def _print_summary(result: dict[str, Any], console: Console) -> None:
     console.print(f"  run      {run}")
     if result["status"] == "interrupted":
         console.print(f"  resume   {paceline} train --resume {run}")
-    console.print(f"  play     {paceline} play {run} --video {result['task']}.mp4")
+    if registry.is_renderable(result["task"]):
+        console.print(f"  play     {paceline} play {run} --video {result['task']}.mp4")
     console.print(f"  curves   {tensorboard} --logdir {run}")
 
 

@@ -69,6 +69,12 @@ def _gymnasium_id(name: str) -> str:
     return known if prefix == "gymnasium" else ""
 
 
+def is_renderable(name: str) -> bool:
+    """Return whether `paceline play` can render the env of a task."""
+    entry = find(name)
+    return not isinstance(entry, EnvEntry) or entry.make_renderable is not None
+
+
 def find(name: str) -> TaskEntry:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name].split(":")

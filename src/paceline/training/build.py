@@ -68,7 +68,7 @@ def make_env(
         return RobotEnv(task, engine=config.engine, threads=rank.cores, **placed)
     make = entry.make_renderable if renderable else entry.make
     if make is None:
-        raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`")
+        raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`: give it one")
     return make(task, **placed)
 
 
