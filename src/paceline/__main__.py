@@ -31,7 +31,7 @@ def main() -> None:
     streams.open_closed_descriptors()
     # A launcher sends the signal to all ranks and prints one line for all.
     interrupts.exit_at_once(line="" if "RANK" in os.environ else _INTERRUPTED)
-    # Registered first, so called last: Python then resets handlers, and a late signal would change the exit code.
+    # Registered first, so called last. Python resets the handlers next, and a signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:
         from paceline.cli.main import main as run

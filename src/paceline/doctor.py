@@ -162,8 +162,8 @@ def combine_reports(reports: Sequence[dict[str, Any]], engine: str) -> list[Find
 def check_same_versions(found: Sequence[dict[str, str]], hosts: Sequence[str]) -> list[Finding]:
     remedy = "install the same version on all hosts"
     return [
-        Finding(f"{name}, rank {rank} on {hosts[rank]}", "fails", f"{theirs}, but {main} on rank 0, {hosts[0]}", remedy)
-        for rank, name, theirs, main in differences(found)
+        Finding(f"{name}, rank {rank} on {hosts[rank]}", "fails", f"{value}, but {main} on rank 0, {hosts[0]}", remedy)
+        for rank, name, value, main in differences(found)
     ]
 
 
@@ -255,7 +255,7 @@ def check_peer_access(access: Mapping[tuple[int, int], bool] | None = None) -> l
 
 
 def check_shared_memory(total_bytes: int | None, several_gpus: bool) -> list[Finding]:
-    """Check the size of /dev/shm; None if it does not exist."""
+    """Check the size of /dev/shm. `total_bytes` is None if it does not exist."""
     remedy = "NCCL exchanges data between GPUs through it: docker run --shm-size=1g, or NCCL_SHM_DISABLE=1"
     if total_bytes is None:
         return []
@@ -346,7 +346,7 @@ def _warp_bytes(model: mujoco.MjModel, num_envs: int) -> int:
         return capacity(mujoco_warp.make_data(model, num_envs, nconmax=allocated.contacts, njmax=allocated.constraints))
 
 
-# Facts and their text
+# Descriptions
 
 
 def _versions() -> dict[str, str]:

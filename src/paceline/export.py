@@ -92,7 +92,7 @@ def _onnx(policy: _PositionalPolicy, obs: list[Tensor], about: dict[str, object]
         model.metadata_props.add(key=key, value=str(value))
     content = model.SerializeToString()
 
-    # The check is left out where ONNX Runtime is not installed.
+    # Without ONNX Runtime the exported model is not checked.
     with contextlib.suppress(ModuleNotFoundError):
         import onnxruntime
 

@@ -27,10 +27,10 @@ from paceline.training.ranks import check_ranks_agree, print_header
 from paceline.training.session import Session
 from paceline.training.worker import TrainingFailedError, Worker
 
-# A terminal or a scheduler and a launcher both pass on the same request.
+# A rank may receive one stop request twice within this time, s: from a terminal or scheduler, and from a launcher.
 _SAME_REQUEST_SECONDS = 2.0
-# Time in which a rank that stops because another rank was requested to stop waits for its own request. If it ended
-# earlier, its launcher, which may be about to restart all ranks, would take the run for completed.
+# Time for which a rank that stops on the request of another rank waits for its own request, s. If it ended earlier,
+# a launcher that is about to restart all ranks would regard the run as completed.
 _SIGNAL_SECONDS = 15.0
 
 
@@ -88,7 +88,7 @@ def _train(
         same_seconds = 0.0 if group.alone else _SAME_REQUEST_SECONDS
         interrupts = Interrupts(same_seconds, STOP_NOTICE if rank.is_main else "", worker.mark_interrupted)
         session = Session(config, settings, group, plan, interrupts, consoles)
-        # A run exists only if all ranks could be built.
+        # Files are written only after all ranks are built.
         group.all_gather(None)
         worker.session = session
         if rank.is_main:

@@ -1,6 +1,6 @@
 """Check values from files and command lines: names, types and ranges.
 
-The allowed range of an option stands in the type of its field, for example `horizon: PerIteration = 24` or
+The allowed range of an option is part of the type of its field, for example `horizon: PerIteration = 24` or
 `discount: UnitInterval = 0.99`, and `check` compares the values of a dataclass with these ranges.
 """
 
@@ -24,7 +24,7 @@ from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 from paceline.errors import UserError, one_line, unknown
 
 LARGEST_COUNT = 2**31
-# Range of a float without another constraint. Larger numbers are of no use in float32 physics.
+# Range of a float without another constraint. Larger numbers are not useful in float32 physics.
 LARGEST_NUMBER = 1e9
 _UNCONSTRAINED = Interval(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
 _WIDEST_LAYER, _MOST_WEIGHTS = 2**13, 2**24

@@ -74,7 +74,7 @@ def reset(**parts: Any) -> Any:
 BODY = "<worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
 FAULTS: dict[str, tuple[Any, str]] = {
     # Members
-    "no task": (type("Broken", (), {})(), "it is no Task: write class Broken(Task), with paceline.env.task.Task"),
+    "no task": (type("Broken", (), {})(), "it is not a Task: write class Broken(Task), with paceline.env.task.Task"),
     "no control": (
         without(Drift, "control"),
         "no function 'control': define control(state: EnvState) -> Tensor",
@@ -135,7 +135,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "a spec": (
         broken(Drift, model=lambda task: mujoco.MjSpec()),
-        "mujoco.MjModel; of a MjSpec, spec.compile()",
+        "mujoco.MjModel: call compile() of a MjSpec",
     ),
     "no actuators": (
         broken(Drift, model=model(BODY)),

@@ -305,8 +305,8 @@ class Wrong(Drift):
         (Randomization("opt.gravity", 0.0, 1.0, column=3), "no column 3; choose from 0 to 2"),
         (Randomization("geom_friction", 0.0, 1.0, column=-1), "no column -1; choose from 0 to 2"),
         (Randomization("body_mass", 0.0, 1.0, column=0), "no column 0; it has one number per object"),
-        (Randomization("body_mass", 0.0, 1.0, also="geom_size"), "'geom_size' is no field of the same kind"),
-        (Randomization("actuator_gainprm", 0.0, 1.0, also="actuator_bias"), "'actuator_bias' is no field of the same"),
+        (Randomization("body_mass", 0.0, 1.0, also="geom_size"), "'geom_size' is not a field of the same kind"),
+        (Randomization("actuator_gainprm", 0.0, 1.0, also="actuator_bias"), "'actuator_bias' is not a field of the"),
     ],
 )
 def test_an_unknown_field_name_or_column_is_an_error(item: Randomization, message: str):

@@ -62,12 +62,12 @@ ENTRIES = {
     "an instance": ("ENTRY = TaskEntry(Cartpole(), '')", r"its task is Cartpole\(.*, but must be a class"),
     "no dataclass": (
         "class T: ...\nENTRY = TaskEntry(T, '')",
-        r"class T is no frozen dataclass: decorate it @dataclass\(frozen=True\)",
+        r"class T is not a frozen dataclass: use @dataclass\(frozen=True\)",
     ),
-    "not frozen": ("@dataclass\nclass T: ...\nENTRY = TaskEntry(T, '')", "class T is no frozen dataclass"),
+    "not frozen": ("@dataclass\nclass T: ...\nENTRY = TaskEntry(T, '')", "class T is not a frozen dataclass"),
     "a field that is no option": (
         "class T(Cartpole):\n    wind: float = 1.0\nENTRY = TaskEntry(T, '')",
-        "class T is no frozen dataclass",
+        "class T is not a frozen dataclass",
     ),
     "no default": (
         "@dataclass(frozen=True)\nclass T:\n    wind: float\nENTRY = TaskEntry(T, '')",

@@ -168,7 +168,7 @@ def arrows_at(yaw: float, target: Tensor, actual: Tensor) -> list[np.ndarray]:
     mujoco.mj_resetDataKeyframe(model, data, 0)
     data.qpos[:7] = (3.0, 2.0, 0.3, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2))
     mujoco.mj_forward(model, data)
-    arrows = VelocityArrows(model).of(CommandDisplay({}, (target, actual)), data)
+    arrows = VelocityArrows(model).make(CommandDisplay({}, (target, actual)), data)
     for arrow in arrows:
         assert arrow.start[:2] == pytest.approx((3.0, 2.0))
         assert arrow.start[2] > max(data.geom_xpos[1:, 2])
@@ -193,5 +193,5 @@ def test_without_a_velocity_or_a_free_robot_there_are_no_arrows():
     model = Cartpole().model()
     data = mujoco.MjData(model)
     still = torch.ones(1, 2)
-    assert VelocityArrows(model).of(CommandDisplay({}, (still, still)), data) == []
-    assert VelocityArrows(Shows().model()).of(None, data) == []
+    assert VelocityArrows(model).make(CommandDisplay({}, (still, still)), data) == []
+    assert VelocityArrows(Shows().model()).make(None, data) == []

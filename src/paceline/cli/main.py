@@ -42,7 +42,7 @@ def main() -> int:
         # A help page was printed.
         code = int(end.code or 0)
     sys.stdout.flush()
-    # Training continues without its output. A reader that closes the pipe has read enough.
+    # Training continues without its output. A pipe that its reader closed is not an error.
     if output.error and argv[:1] != ["train"] and not isinstance(output.error, BrokenPipeError):
         print(f"paceline: cannot write to standard output: {output.error.strerror}", file=sys.stderr)
         code = code or 1

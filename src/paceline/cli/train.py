@@ -27,7 +27,7 @@ from paceline.training.build import resolve
 from paceline.validation import check
 
 REPORT_SECONDS, MAIN_REPORT_SECONDS = 60.0, 10.0
-"""Time for which a rank that refuses its input waits for the others. The main rank has printed the error by then."""
+"""Time limit for reporting refused input to the other ranks, s. The main rank has printed the error before that."""
 
 
 def train(argv: list[str], console: Console) -> int:
@@ -72,7 +72,7 @@ def _report_refusal(error: UserError) -> None:
 
 
 def _this_rank() -> Rank:
-    """Return the rank of this process. One whose launcher has set invalid variables reports the error itself."""
+    """Return the rank of this process; a single rank, which prints errors, if the launcher's variables are invalid."""
     try:
         return this_rank(())
     except UserError:
@@ -154,7 +154,7 @@ def _launch(argv: list[str], command: TrainCommand, directory: RunDir, ranks: in
             print(f"paceline: training failed: {error}", file=sys.stderr)
         interrupted = error.exit_code == interrupts.EXIT_CODE or directory.result().get("status") == "interrupted"
         return interrupts.EXIT_CODE if interrupted else 1
-    # If the directory is on another host, its result is not readable here; the exit codes of the ranks tell the rest.
+    # If the directory is on another host, its result is not readable here. No rank has failed, so the run is completed.
     return 0 if directory.result().get("status", "completed") == "completed" else interrupts.EXIT_CODE
 
 

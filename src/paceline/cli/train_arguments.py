@@ -134,12 +134,12 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
     """Return the name of the task and the arguments without it. A name that does not follow --task is the first
     argument, or any argument that is a known task and is not the value of an option."""
     if named is None:
-        for position, (previous, word) in enumerate(pairwise(["", *rest])):
+        for position, (previous, argument) in enumerate(pairwise(["", *rest])):
             takes_no_value = previous in _SWITCHES or ".no-" in previous or "=" in previous
             is_value = previous.startswith("--") and not takes_no_value
-            is_first = position == 0 and not word.startswith("-")
-            if is_first or (not is_value and registry.is_name(word)):
-                named, rest = word, rest[:position] + rest[position + 1 :]
+            is_first = position == 0 and not argument.startswith("-")
+            if is_first or (not is_value and registry.is_name(argument)):
+                named, rest = argument, rest[:position] + rest[position + 1 :]
                 break
     if named is not None:
         registry.find(named)
@@ -162,9 +162,9 @@ def _learner(selection: Selection, stored: TrainConfig | None) -> str:
 def _read_native(file: Path, selection: Selection, rest: list[str], defaults: _Defaults) -> native_config.Native:
     """Read the configuration file of a library; settings given by flags replace its values."""
     # Some values of the file depend on the number of envs and on other flags, so the flags are parsed without it first.
-    arguments = _parse_rest([word for word in rest if word not in ("-h", "--help")], selection, defaults)
+    arguments = _parse_rest([argument for argument in rest if argument not in ("-h", "--help")], selection, defaults)
     base = defaults.settings
-    names = {word.partition("=")[0].replace("_", "-").replace(".no-", ".") for word in rest}
+    names = {argument.partition("=")[0].replace("_", "-").replace(".no-", ".") for argument in rest}
     flagged = vars(getattr(arguments, _field_of(base)))
     given = {name: value for name, value in flagged.items() if flag(base, name) in names}
     num_envs = None if arguments.total_envs else _num_envs(arguments, _gpu_ids(arguments))
@@ -178,8 +178,8 @@ def _parse_rest(rest: list[str], selection: Selection, defaults: _Defaults) -> A
         (f.name, f.type, dataclasses.field(default=values.get(f.name, f.default)))
         for f in dataclasses.fields(TrainArguments)
     ]
-    for name, group in (("env", defaults.env), (_field_of(defaults.settings), defaults.settings)):
-        fields.append((name, type(group), dataclasses.field(default=group)))
+    for name, values in (("env", defaults.env), (_field_of(defaults.settings), defaults.settings)):
+        fields.append((name, type(values), dataclasses.field(default=values)))
     kind = dataclasses.make_dataclass("Train", fields, bases=(TrainArguments,), frozen=True, kw_only=True)
     kind.__doc__ = f"Train a policy for the task {selection.task}.\n\n{entry.summary[:1].upper()}{entry.summary[1:]}."
     return parse_options(kind, rest, f"train {selection.task}")

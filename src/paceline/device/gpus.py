@@ -32,19 +32,19 @@ def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> 
     `gpu_ids` holds indices, `all` or `none`. An index may occur twice: its ranks then share that GPU. If it is empty,
     and torch and MuJoCo Warp can use a GPU, the first GPU is selected, or all GPUs if `all_by_default`.
     """
-    present, words = gpu_count(), tuple(word.lower() for word in gpu_ids)
-    if not words:
+    present, values = gpu_count(), tuple(value.lower() for value in gpu_ids)
+    if not values:
         usable = present if engine != "mujoco" and find_spec("mujoco_warp") else 0
         return tuple(range(usable if all_by_default else min(usable, 1)))
-    if words == ("none",):
+    if values == ("none",):
         return ()
-    if words == ("all",):
+    if values == ("all",):
         if not present:
             raise UserError("--gpu-ids all: torch sees no GPU here; use --gpu-ids none to train on the CPU")
         return tuple(range(present))
-    if not all(word.isdecimal() for word in words):
+    if not all(value.isdecimal() for value in values):
         raise UserError(f"--gpu-ids {' '.join(gpu_ids)}: give indices such as 0 1, or all, or none")
-    ids = tuple(map(int, words))
+    ids = tuple(map(int, values))
     if max(ids) >= present:
         seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
         raise UserError(f"--gpu-ids {max(ids)}: no such GPU, {seen}; choose from those, or none for the CPU")

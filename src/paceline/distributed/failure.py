@@ -30,7 +30,7 @@ UNLIMITED = timedelta(days=30)
 # Interval between two heartbeats, s.
 _INTERVAL_SECONDS = 0.5
 _SIGNED_OFF = "gone"
-# A broken connection is usually the consequence of another rank's failure. Its report is awaited for this long.
+# A broken connection is usually the consequence of another rank's failure. Time to wait for that rank's report, s.
 _ECHO_SECONDS = 3.0
 
 
@@ -82,7 +82,7 @@ class _Peer:
     """Process ID; 0 if the rank runs on another machine."""
     beat_at: float
     waited_since: float
-    """Running time since which it has entered fewer collectives than this rank, without entering a further one."""
+    """Running time at which this rank began to wait for the peer to enter its next collective, s."""
     beat: str = ""
     exchanges: int = 0
 
@@ -100,7 +100,7 @@ class Watch:
         """Number of collectives that this rank has entered."""
         self._peers: dict[int, _Peer] = {}
         self._stopped, self._closed = threading.Event(), threading.Event()
-        # Held by the thread that ends the process: another thread may learn of the same failure at the same time.
+        # Held by the thread that ends the process: another thread may detect the same failure at the same time.
         self._ending = threading.Lock()
         self._lock = threading.Lock()
         self._clock = RunningClock(2.0 * _INTERVAL_SECONDS)
@@ -118,7 +118,7 @@ class Watch:
             threading.Thread(target=self._guard, daemon=True, name="guard").start()
 
     def stop(self) -> None:
-        """Sign off: from here on the others no longer expect heartbeats of this rank."""
+        """Sign off. The other ranks then expect no more heartbeats of this rank."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -131,11 +131,11 @@ class Watch:
         """Report this rank's failure to all ranks and return the first reported failure. With `echo`, report only if no
         other rank reports within a few seconds.
 
-        The main rank returns after the others have read it, the others after the main rank has printed it: a launcher
-        that sees this rank end may end them at once.
+        The main rank returns after the others have read it, the others after the main rank has printed it, because
+        a launcher may kill the other ranks as soon as this one ends.
         """
         deadline = time.monotonic() + _ECHO_SECONDS
-        # If the watch is ending the process, it does so while this waits.
+        # If another thread is ending the process, this blocks until the process has ended.
         self._ending.acquire()
         self._stopped.set()
         while echo and time.monotonic() < deadline:
@@ -175,7 +175,7 @@ class Watch:
                 self._exit(self._main_lost(f" for {silence:.0f} s (--timeout)"))
 
     def _find(self, index: int) -> _Peer:
-        """Return another rank. Two hosts may have the same name."""
+        """Return the peer with this index. Two hosts may have the same name, so the machine ID is compared too."""
         host, pid, machine = self._use(self._store.get, f"location/{index}").decode().split()
         here, now = (host, machine) == (self._rank.host, machine_id()), self._clock.read()
         return _Peer(host, int(pid) if here else 0, beat_at=now, waited_since=now)
@@ -199,7 +199,7 @@ class Watch:
             silence, waited = now - peer.beat_at, now - peer.waited_since
             if silence > self._timeout:
                 if peer.pid:
-                    # A stopped process would outlive the others, and a launcher would wait for it.
+                    # A stopped process would remain when the others have ended, and a launcher would wait for it.
                     with suppress(ProcessLookupError):
                         os.kill(peer.pid, signal.SIGKILL)
                 return Failure(index, peer.host, f"no heartbeat for {silence:.0f} s (--timeout)")
@@ -221,7 +221,7 @@ class Watch:
             os._exit(REFUSAL_EXIT_CODE if failure.refused else 1)
 
     def _publish(self, failure: Failure) -> None:
-        """Write a failure to the store, unless one is there."""
+        """Write a failure to the store, unless the store already has one."""
         self._try(self._store.compare_set, "failure", "", json.dumps(asdict(failure)))
 
     def _reported(self) -> Failure | None:
@@ -229,7 +229,7 @@ class Watch:
         return Failure(**json.loads(text)) if text else None
 
     def _is_received(self) -> bool:
-        """Return whether the ranks that must know of a failure before this process ends can no longer miss it."""
+        """Return whether the others have read the failure; for others, whether the main rank has printed it."""
         if not self._rank.is_main:
             return self._try(self._store.check, ["printed"]) is not False
         readers = self._try(self._store.add, "readers", 0)
@@ -248,7 +248,7 @@ class Watch:
                 self._last_contact = self._clock.read()
 
     def _try(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """Call an operation of the store; return None if the store is gone with the main rank."""
+        """Call an operation of the store; return None if it fails because the main rank has ended."""
         with suppress(RuntimeError, ValueError):
             return self._use(operation, *arguments)
         return None

@@ -1,6 +1,6 @@
 """The process group of a run: collectives, and a watch over the ranks.
 
-This is the only module that names gloo or nccl. Without a launcher there is one rank, and every operation is free.
+This is the only module that names gloo or nccl. Without a launcher there is one rank, and no operation communicates.
 """
 
 import os
@@ -22,9 +22,9 @@ from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerL
 from paceline.distributed.rank import Rank, main_address
 
 # Time limit for forming the group, and for each collective of a group whose watch is not started.
-PATIENCE = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 # Time limit for all ranks to connect.
-MEETING = timedelta(minutes=5)
+CONNECT_TIMEOUT = timedelta(minutes=5)
 
 
 class Group:
@@ -53,7 +53,7 @@ class Group:
             return
         _choose_interface(*main_address())
         try:
-            store = _store(MEETING)
+            store = _store(CONNECT_TIMEOUT)
             self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds, late_seconds)
             if on_failure:
                 self.watch.start(on_failure)
@@ -63,18 +63,18 @@ class Group:
                 store=PrefixStore("group", store),
                 rank=rank.index,
                 world_size=self.size,
-                timeout=PATIENCE,
+                timeout=COLLECTIVE_TIMEOUT,
                 device_id=rank.device if self.backend == "nccl" else None,
             )
             # Objects are exchanged over gloo, without the GPU. None is the group of all ranks made above.
-            self._hosts = None
+            self._gloo = None
             if self.backend == "nccl":
-                self._hosts = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE))
-            for group in {None, self._hosts} if on_failure else ():
+                self._gloo = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
+            for group in {None, self._gloo} if on_failure else ():
                 _set_pg_timeout(UNLIMITED, group)
         except (RuntimeError, ValueError) as error:
             remedy = "; choose another MASTER_PORT" if "EADDRINUSE" in str(error) else ""
-            raise PeerLostError(f"the {self.size} ranks did not meet: {_first_line(error)}{remedy}") from error
+            raise PeerLostError(f"the {self.size} ranks did not connect: {_first_line(error)}{remedy}") from error
 
     @property
     def capturable(self) -> bool:
@@ -93,31 +93,31 @@ class Group:
         self.collectives += 1
         # nccl works in stream order; the host does not wait.
         asynchronous = self.backend == "gloo"
-        work = self._meet(lambda: dist.all_reduce(tensor, async_op=asynchronous))
-        return lambda: self._meet(work.wait) if asynchronous else None
+        work = self._exchange(lambda: dist.all_reduce(tensor, async_op=asynchronous))
+        return lambda: self._exchange(work.wait) if asynchronous else None
 
     def all_gather(self, fact: Any) -> list[Any]:
         """Return the objects of all ranks, by rank, on all ranks."""
         facts = [fact] * self.size
         if not self.alone:
-            self._meet(lambda: dist.all_gather_object(facts, fact, group=self._hosts))
+            self._exchange(lambda: dist.all_gather_object(facts, fact, group=self._gloo))
         return facts
 
     def gather(self, fact: Any) -> list[Any] | None:
         """Return the objects of all ranks, by rank, on the main rank; None on the others."""
         facts = [fact] * self.size if self.rank.is_main else None
         if not self.alone:
-            self._meet(lambda: dist.gather_object(fact, facts, group=self._hosts))
+            self._exchange(lambda: dist.gather_object(fact, facts, group=self._gloo))
         return facts
 
     def begin_all_gather(self, row: list[float]) -> Callable[[], Tensor]:
-        """Start to gather a row of numbers from each rank. The returned function waits for all rows, [rank, column]."""
+        """Start to gather a row of numbers from each rank. The returned function waits; it returns [rank, column]."""
         table = torch.zeros(self.size, len(row), dtype=torch.float64)
         table[self.rank.index] = torch.tensor(row, dtype=torch.float64)
-        work = cast("dist.Work", dist.all_reduce(table, group=self._hosts, async_op=True))
+        work = cast("dist.Work", dist.all_reduce(table, group=self._gloo, async_op=True))
 
         def finish() -> Tensor:
-            self._meet(work.wait)
+            self._exchange(work.wait)
             return table
 
         return finish
@@ -126,7 +126,7 @@ class Group:
         """Return the main rank's object on all ranks."""
         facts = [fact]
         if not self.alone:
-            self._meet(lambda: dist.broadcast_object_list(facts, group=self._hosts, device=torch.device("cpu")))
+            self._exchange(lambda: dist.broadcast_object_list(facts, group=self._gloo, device=torch.device("cpu")))
         return facts[0]
 
     def close(self) -> None:
@@ -135,17 +135,17 @@ class Group:
         if not self.alone and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _meet(self, exchange: Callable[[], Any]) -> Any:
-        """Call a collective, or wait for its end."""
+    def _exchange(self, collective: Callable[[], Any]) -> Any:
+        """Call a collective or wait for its end, and return the result."""
         if self.watch:
             self.watch.exchanges += 1
         try:
-            return exchange()
+            return collective()
         except RuntimeError as error:
             raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
 
     def _has_own_gpu(self, store: Store) -> bool:
-        """Return whether each rank has a GPU of its own, as nccl needs."""
+        """Return whether no two ranks share a GPU, which nccl requires."""
         if self.rank.device.type != "cuda":
             return False
         store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
@@ -154,7 +154,7 @@ class Group:
 
 def report_refusal(rank: Rank, cause: str, seconds: float) -> Failure:
     """Report to the other ranks that this one refuses its input before it has a `Group`, and return the first reported
-    failure. Raise `PeerLostError` if the ranks do not meet within `seconds`."""
+    failure. Raise `PeerLostError` if the ranks do not connect within `seconds`."""
     try:
         watch = Watch(_store(timedelta(seconds=seconds)), rank, seconds)
     except (RuntimeError, ValueError) as error:
@@ -163,28 +163,28 @@ def report_refusal(rank: Rank, cause: str, seconds: float) -> Failure:
 
 
 def _store(timeout: timedelta) -> Store:
-    """Return the ranks' common key-value store when all of them are connected to it."""
+    """Connect to the common key-value store. Return it when all ranks are connected."""
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     # With a fixed main node (--master_addr) the store belongs to the launcher and outlives a restart. The prefix
     # separates the keys of this attempt from those of earlier ones.
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"attempt {attempt}" if kept else "attempt", store)
+    return PrefixStore(f"attempt {attempt}" if is_agent_store else "attempt", store)
 
 
 def differences(facts: Sequence[dict[str, str]]) -> list[tuple[int, str, str, str]]:
     """Return the differences between the ranks and the main rank as (rank, name, its value, the main rank's value)."""
     return [
-        (index, name, theirs.get(name, "nothing"), facts[0].get(name, "nothing"))
-        for index, theirs in enumerate(facts)
-        for name in sorted({*theirs, *facts[0]})
-        if theirs.get(name) != facts[0].get(name)
+        (index, name, values.get(name, "nothing"), facts[0].get(name, "nothing"))
+        for index, values in enumerate(facts)
+        for name in sorted({*values, *facts[0]})
+        if values.get(name) != facts[0].get(name)
     ]
 
 
 def _choose_interface(host: str, port: int) -> None:
     """Select the network interface that leads to the main rank for gloo and nccl. Their default is the interface of
-    the host name, which is often the loopback or a container's own."""
+    the host name, which is often the loopback interface or that of a container."""
     name = interface_of(local_address(host, port))
     if name and name != "lo":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -192,7 +192,7 @@ def _choose_interface(host: str, port: int) -> None:
 
 
 def local_address(host: str, port: int) -> str | None:
-    """Return the address of this machine on the route to `host`. Nothing is sent."""
+    """Return the address of this machine on the route to `host`, or None. No packet is sent."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -203,7 +203,7 @@ def local_address(host: str, port: int) -> str | None:
 
 
 def interface_of(address: str | None) -> str | None:
-    """Return the name of the network interface that has this IPv4 address."""
+    """Return the name of the network interface that has this IPv4 address, or None."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(found.family == socket.AF_INET and found.address == address for found in addresses):
             return name

@@ -1,7 +1,7 @@
 """Identify the launch that a worker belongs to.
 
 A restarted worker continues the run that its own launch began, and only that run. The name that the user gives a launch
-(`--rdzv_id`) does not identify it, because names are reused. The elastic agents do: the processes that start workers.
+(`--rdzv_id`) does not identify it, because names are reused. The elastic agents, which start the workers, identify it.
 """
 
 import os
@@ -53,12 +53,12 @@ def this_launch() -> LaunchRecord:
 
 
 def merged(records: Sequence[LaunchRecord]) -> LaunchRecord:
-    """Return the record of all workers from those of each, the main rank's first."""
+    """Return the record of all workers from the record of each. The first record is that of the main rank."""
     return replace(records[0], agents=tuple(sorted({agent for record in records for agent in record.agents})))
 
 
 def machine_id() -> str:
-    """Identify the boot of this machine and the process namespace; a process ID is unique within it."""
+    """Return an identifier of this boot of the machine and of the PID namespace, in which process IDs are unique."""
     if sys.platform != "linux":
         return "unknown"
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")

@@ -70,7 +70,7 @@ def connect(host: str, port: int, deadline: float) -> tuple[str, float]:
 
 
 def register(rank: Rank, host: str, port: int, deadline: float) -> Store | None:
-    """Write this rank into the store of the main rank, so that `missing_ranks` can name the others."""
+    """Write this rank to the store of the main rank, for `missing_ranks`. Return the store, or None on failure."""
     try:
         timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         store = dist.TCPStore(host, port, wait_for_workers=False, timeout=timeout)  # pyright: ignore[reportPrivateImportUsage]
@@ -95,16 +95,16 @@ def is_loopback(address: str | None) -> bool:
 def missing_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:
     """Return the interfaces in the value of a variable that do not exist. Gloo takes names and needs all of them. NCCL
     takes prefixes, of which one must match; exact names after "="; excluded prefixes after "^"."""
-    words = [word for word in value.removeprefix("=").split(",") if word]
+    wanted = [interface for interface in value.removeprefix("=").split(",") if interface]
     if variable.startswith("GLOO"):
-        return [word for word in words if word not in names]
+        return [interface for interface in wanted if interface not in names]
     matches = str.__eq__ if value.startswith("=") else str.startswith
-    found = value.startswith("^") or any(matches(name, word) for name in names for word in words)
-    return [] if found else words
+    found = value.startswith("^") or any(matches(name, interface) for name in names for interface in wanted)
+    return [] if found else wanted
 
 
 def in_background(work: Callable[[], Any]) -> "Future[Any]":
-    """Run a function that may never return in a daemon thread."""
+    """Run a function that may never return in a daemon thread. Return the future of its result."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -33,7 +33,7 @@ class Rank:
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     launched: bool = False
-    """Whether a launcher started this process as a rank. Only then is there a group to join."""
+    """Whether a launcher started this process as a rank. If not, there is no process group."""
 
     @property
     def is_main(self) -> bool:
@@ -66,7 +66,7 @@ def adopt_jax_launcher() -> None:
             f"JAX_RANK is set, but not {' '.join(missing)}: start the ranks with python -m skrl.utils.distributed.jax, "
             "or unset it to train alone"
         )
-    os.environ.update({name: os.environ[theirs] for name, theirs in _JAX_LAUNCHER.items()})
+    os.environ.update({name: os.environ[jax_name] for name, jax_name in _JAX_LAUNCHER.items()})
 
 
 def die_with_launcher() -> None:
@@ -112,7 +112,7 @@ def main_address() -> tuple[str, int]:
 
 
 def _index_and_size(index_name: str, size_name: str) -> tuple[int, int]:
-    """Return the values of two variables. Without the size, there are just enough ranks for the index."""
+    """Return the values of two variables. If the size is not set, it is index + 1."""
     index = _number(index_name)
     size = _number(size_name) if size_name in os.environ else index + 1
     if index >= size:
@@ -124,12 +124,12 @@ def _index_and_size(index_name: str, size_name: str) -> tuple[int, int]:
 
 
 def _number(name: str, least: int = 0, most: int = 2**20) -> int:
-    word = os.environ[name]
-    # int() raises an error of its own for thousands of digits.
-    if word.isdecimal() and len(word) <= len(str(most)) and least <= int(word) <= most:
-        return int(word)
+    value = os.environ[name]
+    # The length is checked first, because int() fails for thousands of digits.
+    if value.isdecimal() and len(value) <= len(str(most)) and least <= int(value) <= most:
+        return int(value)
     raise UserError(
-        f"the environment variable {name} is {word[:80]!r}: a launcher sets it to a number from {least} to {most}"
+        f"the environment variable {name} is {value[:80]!r}: a launcher sets it to a number from {least} to {most}"
     )
 
 

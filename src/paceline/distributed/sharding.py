@@ -16,7 +16,7 @@ def shard_ranges(total: int, ranks: int) -> list[range]:
 
 
 def concatenate(shards: Sequence[Any]) -> Any:
-    """Concatenate the states of consecutive envs, nested dicts of tensors [env, ...]. All envs share a scalar."""
+    """Concatenate the states of consecutive envs, nested dicts of tensors [env, ...]. Scalars must be equal."""
     return _map(lambda *parts: torch.cat(parts) if parts[0].dim() else parts[0], *shards)
 
 

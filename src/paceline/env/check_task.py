@@ -46,7 +46,7 @@ _SIMILAR, _VERY_SIMILAR = 0.8, 0.9
 def check_members(task: Task) -> None:
     """Raise UserError if a member of the task is missing, misspelled or of the wrong type."""
     if not isinstance(task, Task):
-        _refuse(task, f"it is no Task: write class {type(task).__name__}(Task), with paceline.env.task.Task")
+        _refuse(task, f"it is not a Task: write class {type(task).__name__}(Task), with paceline.env.task.Task")
     _check_spelling(task)
     for name in _FUNCTIONS:
         value = getattr(task, name)
@@ -54,7 +54,7 @@ def check_members(task: Task) -> None:
             _refuse(task, f"{name!r} is {value!r}, but {name}() is a function of tasks: rename the option")
     for name in _REQUIRED:
         if not overrides(task, name):
-            # Without the names of modules.
+            # Remove the names of modules.
             signature = re.sub(r"[\w.]+\.(\w+)", r"\1", str(inspect.signature(getattr(task, name))))
             _refuse(task, f"it has no function {name!r}: define {name}{signature}")
     for name, (low, high) in _WHOLE_NUMBERS.items():
@@ -102,7 +102,7 @@ def _check_spelling(task: Task) -> None:
 def check_model(task: Task, model: Any) -> None:
     """Raise UserError if the model has no joints or no actuators."""
     if not isinstance(model, mujoco.MjModel):
-        _refuse(task, f"model() is {_described(model)}, but must be a mujoco.MjModel; of a MjSpec, spec.compile()")
+        _refuse(task, f"model() is {_described(model)}, but must be a mujoco.MjModel: call compile() of a MjSpec")
     if not model.nv:
         _refuse(task, "its model has no joints: give the bodies that move a <joint> or a <freejoint>")
     if not model.nu:
@@ -144,7 +144,7 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
 
 
 class _Results:
-    """Checks of what a task returned for the envs of `state`."""
+    """Checks the values that a task returns for the envs of `state`."""
 
     def __init__(self, task: Task, state: EnvState):
         self._task, self._num_envs, self._device = task, len(state.qpos), state.qpos.device

@@ -60,7 +60,7 @@ class GymnasiumEnv:
             self._steps = 0
 
     def reset(self) -> dict[str, Tensor]:
-        # Each env has the seed after that of the env before it. Seeds fit into 32 bits.
+        # Consecutive envs have consecutive seeds. A seed fits into 32 bits.
         spread = np.random.SeedSequence((self._seed, self._steps)).generate_state(1)[0]
         obs, _ = self.envs.reset(seed=int(spread >> 2) + self.first_env)
         self._sums[:] = 0.0
@@ -97,7 +97,7 @@ class GymnasiumEnv:
         return torch.zeros(2, device=self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the counts. Gymnasium cannot save an env."""
+        """Return the step counts only, because Gymnasium cannot save the state of an env."""
         return {"steps": torch.tensor(self._steps), "episode_step": torch.from_numpy(self._sums[:, 0].astype(np.int64))}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -114,7 +114,7 @@ class GymnasiumEnv:
         self.envs.close()
 
     def scale_actions(self, actions: Tensor) -> np.ndarray:
-        """Return the actions as the vector env takes them."""
+        """Return actions [env, action] scaled to the bounds, in the shape and dtype of the action space."""
         raw = actions.detach().cpu().numpy().astype(np.float64)
         bounded = np.isfinite(self._low) & np.isfinite(self._high)
         low, high = np.where(bounded, self._low, 0.0), np.where(bounded, self._high, 0.0)
@@ -124,8 +124,8 @@ class GymnasiumEnv:
         return scaled.reshape(self.envs.action_space.shape or ()).astype(self.envs.action_space.dtype)
 
     def _reset_some(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Reset the envs in `done` at once. Otherwise their next step would be the reset and ignore its action, and no
-        learner could use it."""
+        """Reset the envs in `done` and return the observations of all envs, [env, n]. Otherwise Gymnasium would reset
+        them in their next step and ignore its action."""
         started, _ = self.envs.reset(options={"reset_mask": done})
         rows = _rows(self._space, started)
         if not np.array_equal(rows[~done], obs[~done], equal_nan=True):
@@ -136,7 +136,7 @@ class GymnasiumEnv:
         return rows
 
     def _final_observations(self, obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-        """Return the last observation of each episode; where one ended, `obs` has the first of the next one."""
+        """Return the latest observation of each episode. Where one ended, `obs` has the first of the next one."""
         from gymnasium.spaces import flatten
 
         if "final_obs" not in infos:

@@ -1,4 +1,4 @@
-"""Process of one Gymnasium env under async vectorization. It imports little, because every env pays for it."""
+"""Process of one Gymnasium env under async vectorization. It imports little, because every env starts one."""
 
 import signal
 from contextlib import suppress

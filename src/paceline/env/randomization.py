@@ -18,7 +18,7 @@ INDEPENDENT_FIELDS = (
     *("dof_damping", "dof_frictionloss", "jnt_range", "jnt_stiffness"),
     *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange", "opt.gravity"),
 )
-"""Fields from which MuJoCo derives no constants. A change of any other field costs a pass over the model."""
+"""Fields from which MuJoCo derives no constants. After a change of another field, they are computed again."""
 _OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon")
 """Prefixes of the fields that have a row per object."""
 _GRAVITY = "opt.gravity"
@@ -35,7 +35,7 @@ class Randomization:
     names: str = ".*"
     """Regular expression for the whole names of the bodies, geoms, joints or actuators. Gravity has no names."""
     how: Literal["scale", "add", "set"] = "scale"
-    """Operation on the value of the model. Of two randomizations of the same number the later one counts."""
+    """Operation on the value of the model. If two randomizations change the same number, the later one counts."""
     column: int | None = None
     """Column of a field that has several numbers per object; by default all columns get the same sample."""
     also: str = ""
@@ -79,7 +79,7 @@ class Randomizer:
         sampled more than once."""
         if not self._repeated:
             return [()] * len(step)
-        # Step 0 is that of the constructor.
+        # The constructor has used step 0.
         step = step + 1
         return list(zip(*(self._sample(index, step) for index in self._repeated), strict=True))
 
@@ -130,7 +130,7 @@ def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> t
     for item in items:
         rows, shapes = _rows(item, model), [getattr(getattr(model, name, None), "shape", None) for name in item.fields]
         if item.also and (shapes[0] != shapes[1] or item.field.split("_")[0] != item.also.split("_")[0]):
-            raise UserError(f"randomization of {item.field}: {item.also!r} is no field of the same kind and shape")
+            raise UserError(f"randomization of {item.field}: {item.also!r} is not a field of the same kind and shape")
         if "body_mass" in item.fields:
             mass = model.body_mass[rows.numpy()].min()
             if {"scale": mass * item.low, "add": mass + item.low, "set": item.low}[item.how] < 0.0:

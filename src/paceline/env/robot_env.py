@@ -71,7 +71,7 @@ class RobotEnv:
         policy_obs = task.observe(state)["policy"]
         self._history = ObservationHistory(task.observation_history, task.observation_delay, policy_obs)
         self._apply = graph.fuse(self._apply_actions, self.device)
-        self._judge = graph.fuse(self._judge_step, self.device)
+        self._evaluate = graph.fuse(self._evaluate_step, self.device)
         self._observe = graph.fuse(self._observe_and_store, self.device)
         pushes = overrides(task, "push_velocity")
         self._push = graph.fuse(lambda: task.push_velocity(state), self.device) if pushes else None
@@ -95,7 +95,7 @@ class RobotEnv:
         self._apply(actions.detach())
         self.sim.step(self.task.decimation)
         samples = self._next_samples()
-        outcome, done, qpos, qvel = self._judge(samples)
+        outcome, done, qpos, qvel = self._evaluate(samples)
         self._randomizer.randomize(done, self._episode_step, samples.fields)
         self.sim.reset(done, qpos, qvel)
         if self._push:
@@ -171,7 +171,7 @@ class RobotEnv:
         self.sim.ctrl.copy_(self.task.control(self.env_state))
         self._episode_step += 1
 
-    def _judge_step(self, samples: _Samples) -> tuple[tuple[Any, ...], Tensor, Tensor, Tensor]:
+    def _evaluate_step(self, samples: _Samples) -> tuple[tuple[Any, ...], Tensor, Tensor, Tensor]:
         """Return the fields of `Step` except `obs`, the envs whose episode ended, and their initial qpos and qvel."""
         state, failed = self.env_state, None if self.sim.fault_free else self.sim.failed
         if self._updates_state:

@@ -136,15 +136,15 @@ class Task:
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
         """Return new values of entries of the task state, each [env, width], from samples in [0, 1) of shape [env,
-        num_step_samples]. It is called after every control step and before the reward, so it must not change what the
-        reward depends on and the policy did not observe: that is for `resample`."""
+        num_step_samples]. It is called after every control step and before the reward, so it must not change
+        commands or goals, which the policy has not observed yet: use `resample` for them."""
         return {}
 
     def resample(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
         """Return new commands or goals during an episode, as entries of the task state, each [env, width]. It is called
         after reward, termination, metrics and final observations are computed, which use the old values; the next
-        observation shows the new ones. `uniform` holds the samples of `update_state`. In an env whose episode ended
-        `reset` counts instead."""
+        observation shows the new ones. `uniform` holds the samples of `update_state`. In envs whose episode
+        ended, the values of `reset` are used instead."""
         return {}
 
     def push_velocity(self, state: EnvState) -> Tensor:
@@ -170,5 +170,5 @@ class Task:
 
 
 def overrides(task: Task, hook: str) -> bool:
-    """Return whether the class of a task defines a function of `Task` itself."""
+    """Return whether a task overrides the function `hook` of `Task`."""
     return getattr(type(task), hook) is not getattr(Task, hook)

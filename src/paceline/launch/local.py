@@ -74,7 +74,7 @@ def _launch_once(argv: list[str], ranks: int, run_id: str) -> None:
         except SignalException as error:
             raise KeyboardInterrupt from error
         finally:
-            # Torch's signal handlers raise.
+            # Replace torch's signal handlers, which raise exceptions.
             ignore()
             end_descendants()
 
@@ -86,12 +86,12 @@ def signals_to_handle(*required: signal.Signals) -> str:
     return ",".join(number.name for number in handled if number in required or number not in INHERITED_IGNORED)
 
 
-def end_descendants(patience_seconds: float = 0.0) -> None:
-    """Kill all processes that descend from this one. With `patience_seconds`, send SIGTERM first and wait that long."""
-    for number in (signal.SIGTERM, signal.SIGKILL) if patience_seconds else (signal.SIGKILL,):
+def end_descendants(grace_seconds: float = 0.0) -> None:
+    """Kill all processes that descend from this one. With `grace_seconds`, send SIGTERM first and wait that long."""
+    for number in (signal.SIGTERM, signal.SIGKILL) if grace_seconds else (signal.SIGKILL,):
         descendants = psutil.Process().children(recursive=True)
         for process in descendants:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         if number == signal.SIGTERM:
-            psutil.wait_procs(descendants, patience_seconds)
+            psutil.wait_procs(descendants, grace_seconds)

@@ -1,1 +1,1 @@
-"""Learn from a VecEnv."""
+"""Learning algorithms, which train a policy in a `VecEnv`."""

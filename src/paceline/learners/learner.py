@@ -25,8 +25,8 @@ class Learner(ABC):
     `parts`."""
 
     parts: dict[str, Any]
-    """Everything that a checkpoint holds beside the iteration and the envs: "networks", "normalizers" and others, as
-    `state_of` takes them."""
+    """Parts of a checkpoint other than the iteration and the envs, as in `state_of`: "networks", "normalizers" and
+    others."""
 
     def __init__(self, env: VecEnv, seed: int, group: Group):
         self.env = env
@@ -38,9 +38,9 @@ class Learner(ABC):
     def learn(self) -> dict[str, float]:
         """Run one iteration, which collects a rollout and updates the policy, and return its metrics.
 
-        These are, over all ranks, "episodes", the number of episodes that ended; the sum over them of each of the env's
-        `log_names`; "failures" and "overflows" of `VecEnv.faults`; and losses. "seconds/collect" and "seconds/update"
-        are those of this rank.
+        Metrics of all ranks: "episodes", the number of episodes that ended; for each of the env's `log_names`, the sum
+        over these episodes; "failures" and "overflows" of `VecEnv.faults`; and the losses. Metrics of this rank:
+        "seconds/collect" and "seconds/update".
         """
         self._rollout_env.begin_iteration(self.iteration)
         clock = Clock(self.env.device)
@@ -73,12 +73,12 @@ class Learner(ABC):
         return {**state_of(self.parts), "iteration": self.iteration, "envs": self.env.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `state`."""
+        """Restore a state that `state` returned."""
         self._load_parts(state, self.parts)
         self._rollout_env.load_state(state["envs"])
 
     def load_policy(self, state: dict[str, Any]) -> None:
-        """Load only the policy from a state of `state`, which may have another number of envs."""
+        """Load only the policy from a state that `state` returned, for any number of envs."""
         self._load_parts(state, self.parts.keys() & {"networks", "normalizers"})
 
     def _load_parts(self, state: dict[str, Any], names: Iterable[str]) -> None:
@@ -87,7 +87,7 @@ class Learner(ABC):
 
     def first_non_finite(self) -> str | None:
         """Return a phrase that names the first reward or observation of this rank's envs in the latest iteration that
-        is not finite, or None if all are. Not for the hot path."""
+        is not finite, or None if all are finite. It synchronizes with the device."""
         return self._rollout_env.first_non_finite()
 
 

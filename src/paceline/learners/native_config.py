@@ -66,10 +66,10 @@ def _load(file: Path, learner: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"--learner-config {file} is not a configuration: it holds no keys")
     known = {name: kind.native_keys.keys() for name, kind in LEARNERS.items() if kind.native_keys}
-    looks = max(known, key=lambda name: (len(content.keys() & known[name]), name == learner))
-    if marks := content.keys() & known[looks] - known.get(learner, set()):
-        mark = min(marks)
-        raise UserError(f"--learner-config {file} is a file of {looks}, by its key {mark!r}: use --learner {looks}")
+    likely = max(known, key=lambda name: (len(content.keys() & known[name]), name == learner))
+    if foreign := content.keys() & known[likely] - known.get(learner, set()):
+        key = min(foreign)
+        raise UserError(f"--learner-config {file} is a file of {likely}, by its key {key!r}: use --learner {likely}")
     if learner not in known:
         raise UserError(f"--learner-config {file} with --learner {learner}: choose from {', '.join(known)}")
     return content
@@ -114,14 +114,14 @@ def _flatten(content: dict[str, Any], keys: Keys, above: str = "") -> Iterator[t
             raise UserError(f"{path}: {unknown('key', str(name), keys)}")
         key = keys[name]
         if isinstance(key, Mapping):
-            yield from _flatten(_group(value, path), key, f"{path}.")
+            yield from _flatten(_nested(value, path), key, f"{path}.")
         elif isinstance(key, Setting) and key.unless in content:
             yield path, Ignored(), value
         else:
             yield path, key, float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 
-def _group(value: Any, path: str) -> dict[str, Any]:
+def _nested(value: Any, path: str) -> dict[str, Any]:
     # Networks of skrl are lists of parts.
     parts = value if isinstance(value, list) else [value]
     if len(parts) > 1:
@@ -140,7 +140,7 @@ def _check_supported(key: Only, value: Any, path: str) -> None:
 
 
 def _setting(key: Setting, value: Any, hint: Any, path: str) -> Any:
-    """Return the value of the setting that a value of the key means."""
+    """Convert the value of a key to the value of its setting."""
     if value is None and key.null is not None:
         return key.null
     if key.values is None:

@@ -14,9 +14,9 @@ class Setting:
 
     name: str
     values: Mapping[Any, Any] | None = None
-    """Allowed values of the key and the values of the setting that they mean; by default any value of its type."""
+    """Allowed values of the key, mapped to values of the setting; by default any value of its type."""
     null: Any = None
-    """Value of the setting that null means; by default null is an error."""
+    """Value of the setting for null; by default null is an error."""
     unless: str = ""
     """Name of a key of the same group that takes precedence over this one."""
 

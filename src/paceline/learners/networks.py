@@ -1,4 +1,4 @@
-"""Networks that learners share, and the module that a trained policy is deployed as."""
+"""Networks that learners share, and `Policy`, the module of a trained policy."""
 
 import copy
 import math

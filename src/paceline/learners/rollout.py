@@ -1,4 +1,4 @@
-"""Stepping an env and reporting an iteration, for all learners."""
+"""Step an env and report the metrics of an iteration, for all learners."""
 
 import time
 from itertools import pairwise
@@ -27,7 +27,7 @@ class Clock:
             self._marks[-1].record()
 
     def laps(self) -> list[float]:
-        """Return the seconds of each lap. Call it when the device is known to have finished."""
+        """Return the seconds of each lap. Call it after the device has finished."""
         return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
 
 
@@ -76,8 +76,8 @@ class RolloutEnv:
             latest.copy_(obs[name])
 
     def begin_iteration(self, iteration: int) -> None:
-        """Reset the env if necessary, and seed torch's generator, from which libraries sample, by (seed, rank,
-        iteration). So its state need not be saved."""
+        """Reset the env if necessary, and seed torch's generator, from which libraries sample, with (seed, rank,
+        iteration), so that a checkpoint does not need its state."""
         self.reset_once()
         numbers = torch.tensor((self._seed, self.group.rank.index, iteration), dtype=torch.int64)
         # A multiplicative hash modulo 2^64.
@@ -94,7 +94,7 @@ class RolloutEnv:
 
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
-        """Step the env. Every tensor is new, because libraries keep some of them."""
+        """Step the env. Return new tensors, because libraries keep some of them."""
         if self._graph is None:
             return self.step_captured(actions)
         self._actions.copy_(actions)
@@ -132,7 +132,7 @@ class RolloutEnv:
         return torch.cat((done.sum().view(1).double(), ended.double(), faults.double()))
 
     def metrics(self, values: list[float], loss_names: tuple[str, ...], clock: Clock) -> dict[str, float]:
-        """Name the metrics of an iteration: `totals`, summed over ranks, followed by losses."""
+        """Return the metrics by name. `values` are those of `totals`, summed over ranks, followed by the losses."""
         names = ("episodes", *self.env.log_names, "failures", "overflows", *loss_names)
         collect, update = clock.laps()
         return dict(zip(names, values, strict=True)) | {"seconds/collect": collect, "seconds/update": update}
@@ -181,7 +181,7 @@ def _named(kind: str, obs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _describe(env: VecEnv, parts: dict[str, Tensor], when: str) -> str | None:
-    """Name the first number that is not finite, in the order of `parts`."""
+    """Return a phrase that names the first number that is not finite, in the order of `parts`, or None."""
     for name, values in parts.items():
         for place in values.isfinite().logical_not().nonzero().tolist()[:1]:
             row, *columns = place

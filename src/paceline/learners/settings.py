@@ -14,7 +14,6 @@ from paceline.errors import UserError, unknown
 LEARNING_RATES = (1e-5, 1e-2)
 """Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
 
-
 _TRAINING_DOCS = {field.arg_name: field.description for field in parse_from_object(TrainingSettings).params}
 
 
@@ -54,10 +53,10 @@ class Settings:
     minibatches: int
     """Number of minibatches per epoch."""
     learning_rate: float
-    """Learning rate at the start. If it is changed when a run is resumed, it replaces the checkpoint's."""
+    """Learning rate at the start. If it is changed when a run is resumed, it replaces that of the checkpoint."""
 
     def __init_subclass__(cls) -> None:
-        """Document translated fields without a docstring in that of the class, where tyro finds them."""
+        """Add the documentation of translated fields to the docstring of the class, where tyro finds it."""
         own = {field.arg_name for field in parse_from_object(cls).params}
         fields = {name: field for name, field in vars(cls).items() if isinstance(field, dataclasses.Field)}
         sources = {name: field.metadata["source"] for name, field in fields.items() if name not in own}
@@ -66,7 +65,7 @@ class Settings:
 
     @classmethod
     def from_training(cls, training: TrainingSettings) -> Self:
-        """Translate the settings of a task, its overrides included."""
+        """Translate the training settings of a task, including its overrides."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values = {name: field.metadata["translate"](training) for name, field in fields.items() if field.metadata}
         learner = cls.flags.replace("-", "_")
@@ -77,7 +76,7 @@ class Settings:
         return cls(**values)
 
     def check(self) -> None:
-        """Raise UserError for a value that cannot work."""
+        """Raise UserError for an invalid value."""
         validation.check(self, f"--{self.flags}.")
 
 

@@ -26,7 +26,7 @@ def state_of(part: Any) -> Any:
 
 
 def load_state_of(part: Any, state: Any) -> None:
-    """Load a state of `state_of` into a part. Keys that a dict of parts does not have are ignored."""
+    """Load a state that `state_of` returned into a part. Keys that a dict of parts does not have are ignored."""
     match part:
         case dict():
             for name, each in part.items():

@@ -30,18 +30,18 @@ _watching_process = 0
 
 
 def raise_keyboard_interrupt() -> None:
-    """Have `SIGNALS` raise KeyboardInterrupt from here on, as Python does by default for SIGINT alone."""
+    """Make `SIGNALS` raise KeyboardInterrupt from now on. By default, Python does this for SIGINT only."""
     _handle(signal.default_int_handler)
 
 
 def ignore() -> None:
-    """Ignore `SIGNALS` from here on, so that a process that is ending can still report why."""
+    """Ignore `SIGNALS` from now on, so that a process that is ending can still report the cause."""
     _handle(signal.SIG_IGN)
 
 
 def exit_at_once(code: int = EXIT_CODE, line: str = "") -> None:
-    """Have `SIGNALS` print `line` and end the process with `code` from here on. No exception is raised: libraries may
-    discard it while they are imported."""
+    """Make `SIGNALS` print `line` and end the process with `code` from now on. No exception is raised, because
+    libraries may discard it while they are imported."""
 
     def end() -> None:
         if line:
@@ -121,23 +121,23 @@ def _handle(handler: Any, action: Callable[[], object] | None = None) -> dict[in
     _action = action
     if action and _watching_process != os.getpid():
         _watching_process = os.getpid()
-        arrived, arrivals = os.pipe()
-        os.set_blocking(arrivals, False)
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
         # Python writes the number of each signal that has a handler to this file, at once.
-        signal.set_wakeup_fd(arrivals, warn_on_full_buffer=False)
-        threading.Thread(target=_watch, args=(arrived,), daemon=True, name="signals").start()
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        threading.Thread(target=_watch, args=(read_end,), daemon=True, name="signals").start()
     return {number: signal.signal(number, handler) for number in SIGNALS if number not in INHERITED_IGNORED}
 
 
-def _watch(arrived: int) -> None:
-    while number := os.read(arrived, 1):
+def _watch(read_end: int) -> None:
+    while number := os.read(read_end, 1):
         if number[0] in SIGNALS and _action:
             _action()
 
 
 def _print_from_handler(line: str) -> None:
     """Print to standard error without `sys.stderr`, whose lock may be held where a signal handler runs."""
-    # On a terminal, "^C" or a progress bar may stand there without a line break.
+    # On a terminal, "^C" or a progress bar may be on the line already.
     start = "\n" if os.isatty(2) else ""
     with suppress(OSError):
         os.write(2, f"{start}{line}\n".encode())

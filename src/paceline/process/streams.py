@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 class LossyFile(io.FileIO):
-    """A file that drops what cannot be written. `error` is the first error."""
+    """A file that discards data that cannot be written. `error` is the first error."""
 
     error: OSError | None = None
 
@@ -19,13 +19,13 @@ class LossyFile(io.FileIO):
         except OSError as error:
             self.error = self.error or error
             return size
-        # None where the descriptor does not block and its reader is slow.
+        # None if the descriptor is non-blocking and its buffer is full.
         return size if written is None else written
 
 
 def open_closed_descriptors() -> None:
     """Open the null device in place of each standard descriptor that is closed. Call this before any other file is
-    opened: that file would get the descriptor's number, and with it what C libraries print."""
+    opened: that file would get the descriptor's number, and C libraries would print to it."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -34,8 +34,8 @@ def open_closed_descriptors() -> None:
 
 
 def install() -> LossyFile:
-    """Have sys.stdout and sys.stderr drop what cannot be written. Return the file behind sys.stdout. Streams that
-    other code has replaced stay as they are."""
+    """Make sys.stdout and sys.stderr discard data that cannot be written. Return the file of sys.stdout. Streams that
+    other code has replaced stay unchanged."""
     output, errors = LossyFile(1, "w", closefd=False), LossyFile(2, "w", closefd=False)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(output, sys.stdout)

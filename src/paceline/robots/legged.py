@@ -1,4 +1,4 @@
-"""Legged robots under position control, read from MJCF files of one dialect.
+"""Legged robots under position control, read from MJCF files with the same conventions.
 
 A robot file has a free joint first, then one position actuator per hinge, in the order of the hinges; the keyframe
 "home", in which the robot stands; the geom classes "collision" and "foot"; one site per foot; and the camera "track".

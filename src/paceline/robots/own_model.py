@@ -110,7 +110,7 @@ def _replace_link(scene: mujoco.MjSpec, link: mujoco.MjsBody, own: mujoco.MjMode
 def _feet(link: mujoco.MjsBody, own: mujoco.MjModel, colliding: list[int], path: str) -> dict[str, int]:
     """Return the foot geoms of a link by name, and move its site; empty if the link has no foot in the scene.
 
-    A foot that is one sphere in the scene is the lowest sphere. Otherwise all colliding geoms are the foot.
+    If the foot of the scene is a sphere, the foot is the lowest sphere that collides, otherwise all colliding geoms.
     """
     replaced = [geom for geom in link.geoms if geom.priority]
     if not replaced:

@@ -83,15 +83,15 @@ class Terrain:
         the triangles that the engines use for collisions. Beyond the patches, the height at the edge is returned.
         """
         rows, columns = self.points
-        across, along = (x + self.size[0]) / CELL, (y + self.size[1]) / CELL
+        x_cells, y_cells = (x + self.size[0]) / CELL, (y + self.size[1]) / CELL
         # The indices are clamped as integers, so that they are valid for NaN too.
-        column, row = across.long().clamp(0, columns - 2), along.long().clamp(0, rows - 2)
-        u, v = (across - column).clamp(0.0, 1.0), (along - row).clamp(0.0, 1.0)
+        column, row = x_cells.long().clamp(0, columns - 2), y_cells.long().clamp(0, rows - 2)
+        u, v = (x_cells - column).clamp(0.0, 1.0), (y_cells - row).clamp(0.0, 1.0)
         corner, table = row * columns + column, heights.flatten()
         near, far = table[corner], table[corner + columns + 1]
         # The diagonal of each cell goes from its corner of smallest x and y to the opposite corner.
-        beside = table[corner + torch.where(u > v, 1, columns)]
-        return near + torch.maximum(u, v) * (beside - near) + torch.minimum(u, v) * (far - beside)
+        side = table[corner + torch.where(u > v, 1, columns)]
+        return near + torch.maximum(u, v) * (side - near) + torch.minimum(u, v) * (far - side)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Save and load the full state of a run. Writing is atomic; loading executes nothing."""
+"""Save and load the full state of a run. Writing is atomic; loading executes no code."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def load(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(source: object, remedy: str = "") -> Iterator[None]:
-    """Raise an error that the state of a checkpoint causes as a UserError that names the checkpoint."""
+    """Convert errors that the state of a checkpoint causes to a UserError that names the checkpoint."""
     try:
         yield
     except UserError:

@@ -67,11 +67,11 @@ class TrainConfig(RunOptions):
     num_envs: EnvCount = field(default=64, kw_only=True)
 
     def total(self, ranks: int) -> int:
-        """Return the number of envs over all ranks. Those of two ranks differ by at most one."""
+        """Return the number of envs over all ranks. The numbers of two ranks differ by at most one."""
         return self.total_envs or self.num_envs * ranks
 
     def check(self) -> None:
-        """Raise UserError for a value that cannot work. The options of the task and the settings of the learner are
+        """Raise UserError for an invalid value. The options of the task and the settings of the learner are
         checked where these are known."""
         if self.logger not in LOGGERS:
             raise unknown("logger", self.logger, LOGGERS)
@@ -96,7 +96,7 @@ class TrainConfig(RunOptions):
             value = error.args[1]
             raise UserError(
                 f"task {self.task!r} has an option with a {type(value).__name__} in it ({value!r}), "
-                "which run.yaml cannot hold: options are numbers, words, and lists of them"
+                "which run.yaml cannot hold: options are numbers, strings, and lists of them"
             ) from None
 
     @classmethod

@@ -20,7 +20,7 @@ from paceline.validation import parse_json, read_text
 
 RUNS = Path("runs")
 AUTO = "auto"
-"""Names the newest run under `RUNS`, wherever a run can be given."""
+"""Name of the newest run under `RUNS` in options that take a run."""
 # Files that a run that fails before its start may leave in its directory.
 _LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
@@ -61,9 +61,9 @@ class RunDir:
 
     @contextmanager
     def held(self, is_new: bool, warn: Callable[[str], object]) -> Iterator["RunDir"]:
-        """Create the directory and keep other processes from training in it while inside; `warn` if the file system
-        cannot. A new run without a directory of the user's choice gets another name if this one is taken. A new run
-        that leaves no file removes it."""
+        """Create the directory and lock it inside the context; call `warn` if the file system has no locks. If the
+        directory is taken, a new run uses another name, unless the user named the directory. A new run that leaves no
+        file removes its directory."""
         run = self
         for attempt in range(2, 100):
             missing = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
@@ -80,7 +80,7 @@ class RunDir:
                 raise UserError(f"{run.path} is being trained by another process: wait for it to end, or stop it")
             run = RunDir(self.path.with_name(f"{self.path.name}_{attempt}"))
         else:
-            raise UserError(f"{self.path} and 98 names beside it are taken: choose another --run-dir")
+            raise UserError(f"{self.path} and 98 similar names are taken: choose another --run-dir")
         if locked is None:
             warn(f"The file system of {run.path} has no locks: do not start a second process in this directory.")
         folders = [run.checkpoints, *missing] if is_new else []
@@ -111,7 +111,7 @@ class RunDir:
         if not os.path.exists(run):
             raise UserError(f"no run at {run}: give a run's directory, one of its checkpoint files, or auto")
         if os.path.isfile(run):
-            # A checkpoint, by its path, also from inside checkpoints/, and by the target of a symbolic link.
+            # The path of a checkpoint may be relative to checkpoints/, or a symbolic link.
             named = [Path(path) for path in (run, os.path.abspath(run), os.path.realpath(run))]
             places = [path.parent.parent for path in named if path.parent.name == "checkpoints"]
         else:
@@ -140,7 +140,7 @@ class RunDir:
             os.close(directory)
 
     def mark_ended(self, status: str, cause: str | None = None) -> bool:
-        """Write to result.json how the run ended if its ranks could not. Return whether this was the case."""
+        """Write the status to result.json if it is still "running". Return whether it was."""
         result = self.result()
         was_running = result.get("status") == "running"
         if was_running:

@@ -44,8 +44,8 @@ class EpisodeMeans:
         return {"sums": list(self._sums)}
 
     def load_state(self, state: dict, names: Iterable[str]) -> None:
-        """Restore the sums of a checkpoint. Sums with other names are dropped: the task may have other rewards by
-        now."""
+        """Restore the sums of a checkpoint. Sums with other names are dropped, because the rewards of the task may
+        have changed."""
         for sums in state["sums"]:
             numbers = all(type(number) in (int, float) for number in sums.values())
             if not numbers or not 1 <= sums["episodes"] < math.inf:
@@ -54,8 +54,8 @@ class EpisodeMeans:
 
 
 def open_tensorboard(directory: Path, first_iteration: int) -> "SummaryWriter":
-    """Open an event file for one session. After a resume, TensorBoard hides what an earlier session wrote past the
-    checkpoint."""
+    """Open an event file for one session. After a resume, TensorBoard hides the values that an earlier session wrote
+    after the checkpoint."""
     from torch.utils.tensorboard import SummaryWriter
 
     # TensorBoard reads files in the order of their names, which begin with the time in seconds. The clock may have been

@@ -60,8 +60,8 @@ class MujocoSim(Sim):
     def step(self, substeps: int) -> None:
         self._write_inputs()
         raised = _call(Batch.step, self.batch, nstep=substeps)
-        for tensor, live in self._outputs:
-            tensor.copy_(live)
+        for tensor, memory in self._outputs:
+            tensor.copy_(memory)
         self._read_sensordata(slice(None))
         self._detect_faults(raised)
 
@@ -123,12 +123,12 @@ class MujocoSim(Sim):
 
     def _write_inputs(self) -> None:
         """Copy controls and mocap poses from the float32 tensors to the engine."""
-        for tensor, live in self._inputs:
-            live.copy_(tensor)
+        for tensor, memory in self._inputs:
+            memory.copy_(tensor)
 
     def _read_state(self) -> None:
-        for tensor, live in (*self._outputs, *self._inputs):
-            tensor.copy_(live)
+        for tensor, memory in (*self._outputs, *self._inputs):
+            tensor.copy_(memory)
 
     def _read_sensordata(self, columns: slice | np.ndarray) -> None:
         if not self.model.nsensordata:

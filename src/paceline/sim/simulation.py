@@ -25,20 +25,20 @@ class Sim:
     """
 
     qpos: Tensor
-    """[env, nq]. Read-only, as all tensors except `ctrl`, `mocap_pos` and `mocap_quat`."""
+    """Positions, [env, nq]. Read-only, as all tensors except `ctrl`, `mocap_pos` and `mocap_quat`."""
     qvel: Tensor
-    """[env, nv]"""
+    """Velocities, [env, nv]."""
     act: Tensor
-    """[env, na]"""
+    """Activations of the actuators, [env, na]."""
     ctrl: Tensor
-    """[env, nu]. Write it before `step`."""
+    """Controls of the actuators, [env, nu]. Write them before `step`."""
     mocap_pos: Tensor
-    """[env, nmocap, 3]. May be written, like `ctrl`."""
+    """Positions of mocap bodies, [env, nmocap, 3]. May be written, like `ctrl`."""
     mocap_quat: Tensor
-    """[env, nmocap, 4]. May be written, like `ctrl`."""
+    """Quaternions of mocap bodies, [env, nmocap, 4]. May be written, like `ctrl`."""
     sensordata: Tensor
-    """[env, nsensordata]. After `step`, values are from the start of the last substep; after `sense`, they are current.
-    Sensors of accelerations and forces keep the value of the last substep and are zero after a reset."""
+    """Sensor values, [env, nsensordata]. After `step`, they are from the start of the last substep; after `sense`, they
+    are current. Sensors of accelerations and forces keep the value of the last substep and are zero after a reset."""
     failed: Tensor
     """Envs whose state became non-finite or huge in the last `step`, bool [env]. They must be reset."""
     overflowed: Tensor
@@ -49,7 +49,7 @@ class Sim:
     overflows: Tensor
     """Number of steps in which each env overflowed, int64 [env]."""
     fault_free: bool = False
-    """True if no env failed or overflowed in the last `step`; False if the engine does not know without waiting."""
+    """True if no env failed or overflowed in the last `step`; False if the engine cannot tell without a host sync."""
     _engine_state: dict[str, Tensor]
     """Memory of the engine for the `STATE_FIELDS` that the model has."""
     _fields: dict[str, Tensor]
@@ -114,7 +114,7 @@ class Sim:
         return self._engine_state | saved | {f"field/{name}": field for name, field in self._fields.items()}
 
     def _prepare_loaded_state(self) -> None:
-        """Forget faults of the steps before, and copy the engine's state where the engine has its own memory."""
+        """Clear the faults of earlier steps, and copy the engine's state where the engine has its own memory."""
         raise NotImplementedError
 
 
@@ -148,7 +148,7 @@ def make_sim(
     per_env_fields: tuple[str, ...] = (),
     threads: int | None = None,
 ) -> Sim:
-    """Create the envs on one engine; the other engine is not imported. `threads` is for the C engine."""
+    """Return the envs on one engine; the other engine is not imported. `threads` is for the C engine."""
     if choose_engine(engine, device) == "mujoco":
         from paceline.sim.mujoco_sim import MujocoSim
 

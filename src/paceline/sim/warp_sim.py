@@ -62,11 +62,11 @@ class WarpSim(Sim):
             self._model.opt.warn_overflow = 0
             self._data = mjw.make_data(model, num_envs, nconmax=contacts, njmax=constraints)
         self._fields = {name: wp.to_torch(attrgetter(name)(self._model)) for name in per_env_fields}
-        live = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
-        self._engine_state = {name: tensor for name, tensor in live.items() if tensor.numel()}
+        views = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
+        self._engine_state = {name: tensor for name, tensor in views.items() if tensor.numel()}
         self._initial = {n: rows.clone() for n, rows in self._engine_state.items() if n not in _KERNEL_RESET_FIELDS}
-        self.qpos, self.qvel, self.act = (live[name] for name in ("qpos", "qvel", "act"))
-        self.ctrl, self.mocap_pos, self.mocap_quat = (live[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
+        self.qpos, self.qvel, self.act = (views[name] for name in ("qpos", "qvel", "act"))
+        self.ctrl, self.mocap_pos, self.mocap_quat = (views[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
 
         # step1 sets all sensors to zero, so sensors of accelerations and forces are kept in a copy.
         self._engine_sensordata = wp.to_torch(self._data.sensordata)
@@ -101,8 +101,8 @@ class WarpSim(Sim):
             outputs = [getattr(self._data, name) for name in _KERNEL_RESET_FIELDS]
             wp.launch(reset_envs, self.num_envs, inputs=inputs, outputs=outputs)
         for name, start in self._initial.items():
-            live = self._engine_state[name]
-            torch.where(mask.view(-1, *[1] * (live.dim() - 1)), start, live, out=live)
+            current = self._engine_state[name]
+            torch.where(mask.view(-1, *[1] * (current.dim() - 1)), start, current, out=current)
         if not self._all_early:
             self.sensordata.masked_fill_(mask[:, None] & ~self._early_columns, 0.0)
 

@@ -89,10 +89,10 @@ class LocomotionTask(Task):
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         pos, vel = (2.0 * uniform - 1.0).chunk(2, dim=1)
-        row = state.constants
-        joint_pos = row["default_joint_pos"] + _RESET_JOINT_POS * pos
-        joint_pos = torch.maximum(torch.minimum(joint_pos, row["max_joint_pos"]), row["min_joint_pos"])
-        qpos = torch.cat((row["default_torso_pose"].expand(len(pos), -1), joint_pos), dim=1)
+        constants = state.constants
+        joint_pos = constants["default_joint_pos"] + _RESET_JOINT_POS * pos
+        joint_pos = torch.maximum(torch.minimum(joint_pos, constants["max_joint_pos"]), constants["min_joint_pos"])
+        qpos = torch.cat((constants["default_torso_pose"].expand(len(pos), -1), joint_pos), dim=1)
         qvel = torch.cat((torch.zeros_like(qpos[:, :_TORSO_QVEL]), _RESET_JOINT_VEL * vel), dim=1)
         return ResetState(qpos, qvel, {"distance": torch.full_like(qpos[:, :1], _TARGET_DISTANCE)})
 
@@ -122,9 +122,9 @@ class LocomotionTask(Task):
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
         weights, torso, alive = self.rewards, _torso(state), (~terminated).float()
-        # With the action before it is clamped, so that a larger action costs more.
+        # The action is not clamped here, so that a larger action costs more.
         power = (state.action * state.qvel[:, _TORSO_QVEL:]).abs().sum(1)
-        # Only the upper end of the range, as in the published tasks, so that returns are comparable.
+        # Only the upper end of the range counts, as in the published tasks, so that returns are comparable.
         at_limit = (_normalized_joint_pos(state) > 0.98).sum(1)
         terms = {
             "progress": weights.progress * state.task_state["speed"][:, 0],
@@ -165,8 +165,8 @@ def _torso(state: EnvState) -> Torso:
 
 def _normalized_joint_pos(state: EnvState) -> Tensor:
     """Return the joint angles scaled from each joint's range to -1 to 1, [env, joint]."""
-    joint_pos, row = state.qpos[:, _TORSO_QPOS:], state.constants
-    return (joint_pos - row["joint_pos_center"]) / row["joint_pos_half_range"]
+    joint_pos, constants = state.qpos[:, _TORSO_QPOS:], state.constants
+    return (joint_pos - constants["joint_pos_center"]) / constants["joint_pos_half_range"]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Humanoid(LocomotionTask):
     num_reset_samples = 2 * num_actions
 
 
-# Values reach a thousand: clipped to changes of 0.2, the critic of PPO would not learn.
+# Values reach a thousand. With their changes clipped to 0.2, the critic of PPO would not learn.
 ANT = TaskEntry(
     Ant,
     summary="a four-legged ant runs towards a target",

@@ -58,9 +58,9 @@ def names() -> list[str]:
     return sorted({*_BUILT_IN, *_installed()})
 
 
-def is_name(word: str) -> bool:
+def is_name(name: str) -> bool:
     """Return whether an argument names a task. Gymnasium environments are not looked up."""
-    return bool(_gymnasium_id(word)) or word in names()
+    return bool(_gymnasium_id(name)) or name in names()
 
 
 def _gymnasium_id(name: str) -> str:
@@ -105,7 +105,7 @@ def _check_entry(entry: Any, source: str) -> None:
         raise UserError(f"{source}: its task is {task!r}, but must be a class: give TaskEntry the class itself")
     undeclared = "__dataclass_fields__" not in vars(task) and vars(task).get("__annotations__")
     if not dataclasses.is_dataclass(task) or not task.__dataclass_params__.frozen or undeclared:
-        raise UserError(f"{source}: class {task.__name__} is no frozen dataclass: decorate it @dataclass(frozen=True)")
+        raise UserError(f"{source}: class {task.__name__} is not a frozen dataclass: use @dataclass(frozen=True)")
     without = [field.name for field in dataclasses.fields(task) if is_required(field)]
     if without:
         raise UserError(f"{source}: class {task.__name__} has no default for {', '.join(without)}: give it one")
@@ -117,7 +117,7 @@ def _installed() -> dict[str, EntryPoint]:
     """Return the tasks of other packages. Raise UserError if two packages register the same name."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group="paceline.tasks"):
-        rival = found.setdefault(point.name, point)
-        if rival != point:
-            raise UserError(f"two packages have a task {point.name!r}: {rival.value} and {point.value}; uninstall one")
+        other = found.setdefault(point.name, point)
+        if other != point:
+            raise UserError(f"two packages have a task {point.name!r}: {other.value} and {point.value}; uninstall one")
     return found

@@ -93,9 +93,9 @@ class ShadowHandRepose(Task):
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         position, rotation, goal, joint_pos = uniform.split((3, 2, 2, _JOINTS), dim=1)
-        row = state.constants
-        joint_pos = self.reset_joint_pos_noise * (row["min_joint_pos"] + joint_pos * row["joint_range"])
-        position = row["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0)
+        constants = state.constants
+        joint_pos = self.reset_joint_pos_noise * (constants["min_joint_pos"] + joint_pos * constants["joint_range"])
+        position = constants["initial_cube_pos"] + self.reset_position_noise * (2.0 * position - 1.0)
         qpos = torch.cat((joint_pos, position, _random_rotation(rotation)), dim=1)
         task_state = {"goal": _random_rotation(goal), "successes": torch.zeros_like(uniform[:, :1])}
         return ResetState(qpos, torch.zeros_like(state.qvel), task_state)
@@ -112,23 +112,23 @@ class ShadowHandRepose(Task):
         return {"goal": torch.where(reached, _random_rotation(uniform), state.task_state["goal"])}
 
     def control(self, state: EnvState) -> Tensor:
-        row = state.constants
-        target = row["target_center"] + row["target_half_range"] * state.action.clamp(-1.0, 1.0)
+        constants = state.constants
+        target = constants["target_center"] + constants["target_half_range"] * state.action.clamp(-1.0, 1.0)
         return state.sim.ctrl + self.action_moving_average * (target - state.sim.ctrl)
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
-        row, goal = state.constants, state.task_state["goal"]
+        constants, goal = state.constants, state.task_state["goal"]
         position, rotation = state.qpos[:, _CUBE_POS], state.qpos[:, _CUBE_ROTATION]
         action, to_goal = state.action.clamp(-1.0, 1.0), rotations.difference(rotation, goal)
         fingertips = _fingertips(state, "position")
         full = (
-            2.0 * (state.qpos[:, :_JOINTS] - row["min_joint_pos"]) / row["joint_range"] - 1.0,
+            2.0 * (state.qpos[:, :_JOINTS] - constants["min_joint_pos"]) / constants["joint_range"] - 1.0,
             0.2 * state.qvel[:, :_JOINTS],
             position,
             rotation,
             state.qvel[:, _CUBE_VEL],
             0.2 * state.sensor("cube_spin"),
-            row["in_hand_pos"].expand_as(position),
+            constants["in_hand_pos"].expand_as(position),
             goal,
             to_goal,
             fingertips,
@@ -159,8 +159,8 @@ class ShadowHandRepose(Task):
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         values = state.task_state
-        # The mean over the steps of an episode is to be its number of successes: up to step t these add up to t times
-        # the number so far.
+        # The mean over an episode must be its number of successes, so the sum over the first t steps is t times the
+        # number of successes in them.
         successes = values["successes"] + values["reached"] * (state.episode_step - 1).unsqueeze(1)
         return {"successes": successes[:, 0], "angle_to_goal": values["angle"][:, 0]}
 

@@ -88,7 +88,7 @@ class FlatParameters:
         return finish
 
     def clip(self, max_norm: float) -> tuple[Tensor, ...]:
-        """Clip the norm of the gradient of each group to `max_norm` and return the norms before."""
+        """Clip the norm of the gradient of each group to `max_norm` and return the norms before clipping."""
         norms = tuple(torch.linalg.vector_norm(group) for group in self._groups)
         for group, norm in zip(self._groups, norms, strict=True):
             group.mul_((max_norm / norm).clamp(max=1.0))

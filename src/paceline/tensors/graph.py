@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def fuse(work: Callable[P, T], device: torch.device) -> Callable[P, T]:
-    """Return `work`, on CUDA compiled so that its element-wise operations become few kernels, if Triton is installed.
+    """Return `work`. On CUDA with Triton it is compiled, so that its element-wise operations become few kernels.
 
     `work` must not branch on the values of tensors, and shapes must not change between calls.
     """
@@ -91,7 +91,7 @@ class CudaGraph(Generic[T]):
 
 @cache
 def warp_stream(stream: torch.cuda.Stream) -> "wp.Stream":
-    """Return the Warp stream of a torch stream, always the same object, as a capture needs it."""
+    """Return the Warp stream of a torch stream, always the same object, which a capture requires."""
     import warp as wp
 
     return wp.Stream(warp_device(stream.device), cuda_stream=stream.cuda_stream)

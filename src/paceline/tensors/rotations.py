@@ -27,7 +27,7 @@ def difference(one: Tensor, other: Tensor) -> Tensor:
 
 def angle(quaternion: Tensor) -> Tensor:
     """Return the angle of a rotation, 0 to pi, [env]. A quaternion and its negative are the same rotation."""
-    # More exact for small angles than the arc cosine of w.
+    # More accurate for small angles than the arc cosine of w.
     return 2.0 * torch.atan2(quaternion[:, 1:].norm(dim=1), quaternion[:, 0].abs())
 
 

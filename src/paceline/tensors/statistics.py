@@ -8,7 +8,7 @@ def row_sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
     """Return the count, the sum and the sum of squares of `rows - origin`, float64 [3, width]; `rows` is [..., width].
 
     The results of several ranks can be added up. An `origin` near the mean keeps the variance exact: both sums are
-    computed about the mean of the rows and then shifted, so nothing is lost where the mean is much larger than the
+    computed about the mean of the rows and then shifted, so no precision is lost where the mean is much larger than the
     standard deviation.
     """
     rows = rows.flatten(0, -2)
@@ -26,8 +26,8 @@ def mean_and_variance(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def standardize(rows: Tensor, sums: Tensor, correction: int = 1) -> Tensor:
-    """Return rows [..., width] with the mean and the standard deviation of `sums`, which `row_sums` computed about the
-    origin 0, removed. `correction` is that of `torch.std`."""
+    """Return (rows - mean) / std, [..., width], with the mean and the standard deviation of `sums`, which `row_sums`
+    computed about the origin 0. `correction` is that of `torch.std`."""
     mean, variance = mean_and_variance(sums)
     std = (variance * (sums[0] / (sums[0] - correction).clamp(min=1.0))).sqrt()
     return (rows - mean.float()) / (std.float() + 1e-8)
@@ -47,7 +47,7 @@ def merge_(count: Tensor, mean: Tensor, variance: Tensor, sums: Tensor) -> None:
 class RunningStatistics:
     """Mean and variance of all rows seen so far."""
 
-    # Keeps the noise of an observation that hardly varies small.
+    # Limits the amplification of noise in an observation that hardly varies.
     SMALLEST_STD = 1e-2
 
     def __init__(self, width: int, device: torch.device):
@@ -57,7 +57,7 @@ class RunningStatistics:
         self._scale = 1.0 / self.std()
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Return what `merge` needs of rows [..., width]. The results of several ranks can be added up."""
+        """Return the argument of `merge` for rows [..., width]. The results of several ranks can be added up."""
         return row_sums(rows, self.mean)
 
     def merge(self, sums: Tensor) -> None:

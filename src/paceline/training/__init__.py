@@ -1,1 +1,1 @@
-"""What a run on one rank consists of: plan, env and learner, session, console output."""
+"""Parts of a run on one rank: plan, env and learner, session, console output."""

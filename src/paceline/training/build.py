@@ -28,7 +28,7 @@ from paceline.validation import from_dict, shown
 
 
 def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
-    """Raise UserError for a configuration that cannot work, before anything is created. Return the configuration with
+    """Raise UserError for an invalid configuration, before anything is created. Return the configuration with
     the defaults of all options and settings filled in, and the settings of its learner."""
     config.check()
     if config.learner not in LEARNERS:
@@ -47,7 +47,7 @@ def _task(config: TrainConfig) -> Any:
 
 
 def build(config: TrainConfig, group: Group, envs: range) -> tuple[VecEnv, Learner]:
-    """Create the env and the learner of a run, with new weights, for the envs with the global indices `envs`."""
+    """Return the env and the learner of a run, with new weights, for the envs with the global indices `envs`."""
     env = make_env(config, group.rank, envs)
     return env, make_learner(config, env, group)
 
@@ -59,17 +59,17 @@ def make_learner(config: TrainConfig, env: VecEnv, group: Group) -> Learner:
 def make_env(
     config: TrainConfig, rank: Rank, envs: range, renderable: bool = False, for_evaluation: bool = False
 ) -> VecEnv:
-    """Create the env of one rank. With `for_evaluation` a curriculum is at its end."""
+    """Return the env of one rank. With `for_evaluation`, the task has full difficulty and no curriculum."""
     entry, task = registry.find(config.task), _task(config)
     task = task.for_evaluation() if for_evaluation and isinstance(task, Task) else task
-    placed = {"num_envs": len(envs), "device": rank.device, "seed": config.seed, "first_env": envs.start}
+    arguments = {"num_envs": len(envs), "device": rank.device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, rank.device)
     if not isinstance(entry, EnvEntry):
-        return RobotEnv(task, engine=config.engine, threads=rank.cores, **placed)
+        return RobotEnv(task, engine=config.engine, threads=rank.cores, **arguments)
     make = entry.make_renderable if renderable else entry.make
     if make is None:
         raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`: give it one")
-    return make(task, **placed)
+    return make(task, **arguments)
 
 
 def engine_of(config: TrainConfig, device: torch.device) -> str:
@@ -113,7 +113,7 @@ def _check_alike(found: Any, expected: Any, name: str) -> None:
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
-    """Return what distinguishes floats, complex numbers, bools and integers, whatever their sizes."""
+    """Return whether the elements are floats, complex numbers and bools, regardless of their size in bits."""
     return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
 
 
@@ -143,7 +143,7 @@ def playable(
     run: str, task: str | None = None, activation: str | None = None, seed: int = 0, renderable: bool = False
 ) -> Playable:
     """Return the policy of a run, `run` as for `RunDir.open`. If `task` is given, `run` is instead a file that RSL-RL
-    wrote outside of Paceline; `activation` is the activation function of that policy, by default the task's."""
+    wrote outside of Paceline; `activation` is the activation function of that policy, by default that of the task."""
     if task:
         config, file = TrainConfig(task=task, env={}, seed=seed), Path(run)
         config.check()

@@ -118,7 +118,7 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
     for name in settings.fixed:
-        then, now = _words(trained_with.get(name)), _words(getattr(settings, name))
+        then, now = _as_argument(trained_with.get(name)), _as_argument(getattr(settings, name))
         if then != now:
             raise UserError(
                 f"{flag(settings, name)} {now} with --resume: it is {then} in this run and "
@@ -140,6 +140,6 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
     )
 
 
-def _words(value: Any) -> str:
-    """Return a value as on the command line. Checkpoints have lists in place of tuples."""
+def _as_argument(value: Any) -> str:
+    """Return a value as it is written on the command line. Checkpoints have lists in place of tuples."""
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

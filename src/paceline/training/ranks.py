@@ -40,18 +40,18 @@ def check_ranks_agree(config: TrainConfig, group: Group, num_envs: int) -> list[
     members, fingerprints = zip(*group.all_gather((member, _fingerprint(config))), strict=True)
     differing = differences(fingerprints)
     if differing:
-        index, name, theirs, ours = differing[0]
+        index, name, value, main_value = differing[0]
         more = f" ({len(differing) - 1} more differences)" if len(differing) > 1 else ""
         raise UserError(
-            f"rank {index} on {members[index].host} has {name} {theirs}, the main rank on {members[0].host} "
-            f"has {ours}: all ranks need the same{more}",
+            f"rank {index} on {members[index].host} has {name} {value}, the main rank on {members[0].host} "
+            f"has {main_value}: all ranks need the same{more}",
             reported=True,
         )
     return list(members)
 
 
 def _fingerprint(config: TrainConfig) -> dict[str, str]:
-    """Return what must be equal on all ranks of a run, by name: versions, settings and code."""
+    """Return the values that must be equal on all ranks of a run, by name: versions, settings and code."""
     found = {f"version of {package}": number for package, number in versions().items()}
     found |= {f"setting {name}": str(value) for name, value in config.by_name().items()}
     package = Path(__file__).parents[1]
@@ -94,8 +94,8 @@ def print_header(
 def _describe_ranks(members: list[Member]) -> list[str]:
     """Return one line for each sequence of ranks that differ only in their GPU."""
     lines, first = [], 0
-    for member, group in groupby(members, key=lambda member: member._replace(gpu="")):
-        gpus = [other.gpu for other in group]
+    for member, similar in groupby(members, key=lambda member: member._replace(gpu="")):
+        gpus = [other.gpu for other in similar]
         last = first + len(gpus) - 1
         ranks, each = (f"rank {first}", "") if last == first else (f"ranks {first} to {last}", " each")
         is_shared = gpus[0] and len(set(gpus)) < len(gpus)

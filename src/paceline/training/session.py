@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _METRIC_PREFIX = "measure/"
 _TIMINGS = ("seconds/collect", "seconds/update")
-"""Metrics of each rank alone."""
+"""Metrics that each rank measures for itself."""
 _OVERFLOW_WARNING = (
     "[yellow]Some envs exceeded the number of contacts or constraints that the engine has room for: it dropped some of "
     "them, so the physics of these steps is wrong. result.json counts such steps. If there are many, let fewer geoms "
@@ -128,7 +128,7 @@ class Session:
                 self._tensorboard.add_scalar(name, value, iteration)
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
-        """Add an iteration's metrics to the totals of the run; return what to log."""
+        """Add an iteration's metrics to the totals of the run; return the values to log."""
         if not self.group.alone:
             # Each rank has its own timings; _StopExchange collects those of all ranks.
             metrics = {name: value for name, value in metrics.items() if name not in _TIMINGS}
@@ -156,7 +156,7 @@ class Session:
         return f"{name} became {value} in iteration {iteration}: {remedy}"
 
     def save(self) -> None:
-        """Write a checkpoint of the current iteration, unless there is one. It holds the envs of all ranks, so that any
+        """Write a checkpoint of the current iteration, unless it exists. It holds the envs of all ranks, so that any
         number of ranks can continue from it."""
         if self._saved_iteration == self.learner.iteration:
             return
@@ -166,7 +166,7 @@ class Session:
         if shards is None:
             return
         if self._tensorboard:
-            # A restart continues after this checkpoint, so what was logged before must be on disk.
+            # A restart continues after this checkpoint, so the values logged before it must be on disk.
             self._tensorboard.flush()
         mean_return = self.episodes.means().get("return", -math.inf)
         is_best = mean_return > self.totals["best_return"]
@@ -183,7 +183,7 @@ class Session:
         )
 
     def steps_per_second(self) -> float:
-        """Return the env steps per second of this session, checkpoints and logging included."""
+        """Return the env steps per second of this session, including checkpoints and logging."""
         iterations = self.learner.iteration - self._first_iteration
         return iterations * self.steps_per_iteration / self._seconds if self._seconds else 0.0
 
@@ -261,7 +261,7 @@ class _StopExchange:
         return timings
 
     def finish(self) -> dict[str, float]:
-        """Wait for the exchange that is under way; return the timings of all ranks."""
+        """Wait for the pending exchange; return the timings of all ranks."""
         if self._pending is None:
             return {}
         stop, *timings = self._pending().unbind(1)

@@ -22,7 +22,7 @@ class TrainingFailedError(Exception):
 
 
 class Worker:
-    """What this rank has created so far, for the code that ends it after a failure."""
+    """Plan, session and log of this rank, as far as they exist, for the code that ends it after a failure."""
 
     def __init__(self, rank: Rank, config: TrainConfig):
         self.rank, self._config = rank, config
@@ -36,14 +36,14 @@ class Worker:
         first."""
         refused = isinstance(error, UserError)
         if not group.alone:
-            ignore()  # a launcher that sees another rank end signals this one
+            ignore()  # a launcher sends signals to this rank when another one ends
         log = str(self.plan.run.error_file) if group.alone and self.plan else self.log.path
         failure = Failure(self.rank.index, self.rank.host, _cause(error), "" if refused else log, refused)
         if group.watch:
             # A value that became NaN on another rank is reported there.
             learner = self.session.learner if self.session else None
-            elsewhere = isinstance(error, NonFiniteError) and learner and learner.first_non_finite() is None
-            failure = group.watch.report(failure, echo=bool(elsewhere) or isinstance(error, PeerLostError))
+            on_another_rank = isinstance(error, NonFiniteError) and learner and learner.first_non_finite() is None
+            failure = group.watch.report(failure, echo=bool(on_another_rank) or isinstance(error, PeerLostError))
         details = f"{failure}\n" if refused else traceback.format_exc()
         if not self._record(failure, details) and group.alone:
             print(details, file=sys.stderr)
@@ -63,7 +63,7 @@ class Worker:
 
     def _record(self, failure: Failure, details: str) -> bool:
         """Write a failure to the log of this rank and, on the main rank, to the run directory. Return whether error.log
-        was written: the disk may be what failed."""
+        was written, which is not possible on a full disk."""
         self.log.write(details)
         if not self.plan or not self.rank.is_main:
             return False
@@ -83,7 +83,7 @@ class Worker:
 
 
 def _cause(error: Exception) -> str:
-    """Describe an error in one line, with the line of the task's code that raised it."""
+    """Return a description of an error in one line, with the line of the task's code that raised it."""
     if isinstance(error, (NonFiniteError, PeerLostError, UserError)):
         return str(error)
     installed = str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix

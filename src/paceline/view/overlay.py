@@ -93,7 +93,7 @@ def _with_prefix(prefix: str, values: dict[str, float]) -> dict[str, float]:
 
 
 def command_of(env: VecEnv) -> CommandDisplay | None:
-    """Return the command of the envs: what the task displays, or the entry "command" of its task state."""
+    """Return the command that the task displays, or else the entry "command" of its task state, or None."""
     if not isinstance(env, RobotEnv):
         return None
     state = env.env_state
@@ -111,7 +111,7 @@ class VelocityArrows:
         self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
         self._height = _height_above(model, self._body)
 
-    def of(self, command: CommandDisplay | None, data: mujoco.MjData) -> list[Arrow]:
+    def make(self, command: CommandDisplay | None, data: mujoco.MjData) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
             return []
         forward = data.xmat[self._body].reshape(3, 3)[:2, 0]

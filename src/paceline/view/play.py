@@ -117,7 +117,7 @@ def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterat
         def render() -> np.ndarray:
             command = command_of(env)
             copy_state(env, command, data)
-            return camera.render(data, arrows.of(command, data) if show_arrows else ())
+            return camera.render(data, arrows.make(command, data) if show_arrows else ())
 
         yield render
 

@@ -29,8 +29,8 @@ def surrogate_loss(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
-    """Return the mean squared error of the value, a scalar. With `clip` the value gains nothing by moving further than
-    this from its old estimate."""
+    """Return the mean squared error of the value, a scalar. With `clip`, the loss does not decrease further
+    if the value differs from `old_value` by more than `clip`."""
     loss = (value - target).square()
     if clip is not None:
         clipped = old_value + (value - old_value).clamp(-clip, clip)
@@ -90,7 +90,7 @@ def objective_gradient(
 
 
 def log_prob(noise: Tensor, log_std: Tensor) -> Tensor:
-    """Return the log density of actions that are `noise` standard deviations from the mean, [...]."""
+    """Return the log-probability [...] of actions that are `noise` [..., actions] standard deviations from the mean."""
     return (-0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
 
 

@@ -1,4 +1,4 @@
-"""The experience of an iteration: as the env gave it, and as samples for the update."""
+"""Experience of an iteration: the rollout of the env, and the samples for the update."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -27,7 +27,7 @@ class Rollout:
     log_std: Tensor
     """Logarithm of the standard deviation of the actions, [actions]; the same for all samples."""
     noise: Tensor
-    """Standard normal numbers from which the actions were made."""
+    """Standard normal samples from which the actions were computed."""
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
@@ -116,8 +116,8 @@ def advantages(
 ) -> Tensor:
     """Return the advantages by generalized advantage estimation (Schulman et al. 2015); all tensors are [step, env].
 
-    `next_value` is the value of the state that the reward led to, before any reset. It counts after a time limit,
-    because the episode would have continued, and does not count after a termination.
+    `next_value` is the value of the state that the reward led to, before any reset. It is used after a time limit,
+    because the episode would have continued, and is not used after a termination.
     """
     not_terminated, not_done = (~terminated).float(), (~done).float() * (discount * decay)
     td_error = reward + discount * not_terminated * next_value - value

@@ -142,7 +142,7 @@ class _Agent(A2CAgent):
         return self.model.a2c_network.sigma.detach().exp()
 
     def continue_from(self, iteration: int) -> None:
-        """Restore what is not in the networks and optimizers; RL-Games does not restore the learning rate."""
+        """Set the iteration and the learning rate of the optimizers, which RL-Games does not restore."""
         self.epoch_num, self.last_lr = iteration, self.optimizer.param_groups[0]["lr"]
         if self.has_central_value:
             central = self.central_value_net
@@ -165,8 +165,8 @@ class _Agent(A2CAgent):
 
 
 class _Normalizer(RunningMeanStd):
-    """Normalizer that is updated once per iteration. RL-Games' own, in training mode, updates itself with each
-    minibatch of every epoch, and only with those of this rank."""
+    """Normalizer that is updated once per iteration. That of RL-Games is updated with each minibatch of every epoch,
+    and only with those of this rank."""
 
     def train(self, mode: bool = True) -> "_Normalizer":
         return super().train(False)
@@ -206,7 +206,7 @@ def _parameters(rollout_env: RolloutEnv, config: RlGamesSettings, folder: str) -
         "sigma_init": {"name": "const_initializer", "val": 0.0},
         "fixed_sigma": True,
     }
-    # These are done over the samples of all ranks, not by RL-Games over those of this rank.
+    # Paceline does both over the samples of all ranks; RL-Games would do it over those of this rank.
     settings = asdict(config) | {"normalize_advantage": False, "truncate_grads": False}
     central = settings | {"network": {"name": "actor_critic", "central_value": True, "mlp": mlp}}
     network = {"name": "actor_critic", "separate": config.separate, "space": {"continuous": actions}, "mlp": mlp}

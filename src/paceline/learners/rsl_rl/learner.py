@@ -32,7 +32,7 @@ _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 
 
 class RslRl(Learner):
-    """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
+    """Learner whose critic uses the observation group "critic" if the env has one, and "policy" otherwise."""
 
     def __init__(self, env: VecEnv, config: RslRlSettings, seed: int, group: Group):
         super().__init__(env, seed, group)
@@ -101,7 +101,7 @@ class _Algorithm(PPO):
             storage,
             gamma=config.gamma,
             lam=config.lam,
-            # Keeps RSL-RL from normalizing advantages over the samples of this rank only; see `update_policy`.
+            # Prevents RSL-RL from normalizing advantages over the samples of this rank only; see `update_policy`.
             normalize_advantage_per_mini_batch=True,
             device=device,
         )
@@ -170,7 +170,7 @@ class _Gaussian(GaussianDistribution):
 
 
 class _Normalizer(EmpiricalNormalization):
-    """Has the same statistics on all ranks, by one collective. Updates in place, because graphs hold its tensors."""
+    """Normalizer with the statistics of all ranks. It is updated in place, because CUDA graphs hold its tensors."""
 
     def __init__(self, width: int, group: Group):
         super().__init__(width)

@@ -63,7 +63,7 @@ class SkrlJax(SkrlLearner):
 
 
 class _Agent(PPO):
-    """Learns from the samples of all ranks, while skrl itself knows of one rank only."""
+    """Learns from the samples of all ranks. skrl's own distributed training is off."""
 
     policy: "_Policy"
     value: "_Value"
@@ -114,7 +114,7 @@ class _Agent(PPO):
         return float(self.policy_learning_rate)
 
     def policy_network(self) -> nn.Module:
-        """Return the mean action as a torch network of raw observations."""
+        """Return a torch network that computes mean actions from raw observations."""
         layers: list[nn.Module] = []
         if scaler := self.scalers.get("observation_preprocessor"):
             mean, variance = map(torch.from_dlpack, (scaler.running_mean, scaler.running_variance))
@@ -217,22 +217,22 @@ class _SharedAdam:
     def __init__(self, adams: dict[str, Any], networks: dict[str, Model], group: Group, share: float):
         # On the device from the start, as they are after a step: otherwise the first step would be compiled separately.
         self.states = {name: jax.device_put(adam.state, networks[name].device) for name, adam in adams.items()}
-        self._adams, self._networks, self._waiting = adams, networks, dict[str, Any]()
+        self._adams, self._networks, self._pending = adams, networks, dict[str, Any]()
         self._mean = GradientMean({name: network.state_dict.params for name, network in networks.items()}, group, share)
 
     def step(self, *, grad: Any, model: Model, lr: float) -> "_SharedAdam":
         name = next(name for name, network in self._networks.items() if network is model)
-        self._waiting[name] = grad
-        if self._waiting.keys() == self._networks.keys():
-            for name, mean in self._mean(self._waiting).items():
+        self._pending[name] = grad
+        if self._pending.keys() == self._networks.keys():
+            for name, mean in self._mean(self._pending).items():
                 adam = self._adams[name].replace(state=self.states[name])
                 self.states[name] = adam.step(grad=mean, model=self._networks[name], lr=lr).state
-            self._waiting = {}
+            self._pending = {}
         return self
 
 
 class _Scaler(RunningStandardScaler):
-    """Has the same statistics, of the samples of all ranks, on each rank."""
+    """Scaler with the statistics of the samples of all ranks."""
 
     def __init__(self, width: int, group: Group, device: JaxDevice):
         super().__init__(width, device=device)

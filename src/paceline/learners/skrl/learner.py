@@ -48,7 +48,7 @@ def without_launcher() -> Iterator[None]:
 
 
 def spaces(widths: dict[str, int], num_actions: int, device: Any) -> dict[str, Any]:
-    """Return the spaces and the device, as all parts of skrl take them. skrl calls the group "critic" states."""
+    """Return spaces and device as keyword arguments of skrl's classes. skrl calls the group "critic" states."""
     sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic"), "action_space": num_actions}
     boxes = {name: Box(-np.inf, np.inf, (size,)) if size else None for name, size in sizes.items()}
     return {"device": device, **boxes}
@@ -65,16 +65,16 @@ def agent_options(config: SkrlSettings, widths: dict[str, int], scaler: type, **
     return {
         **{name: getattr(config, name) for name in _SAME_OPTIONS},
         **scalers,
-        # A rank would stop an epoch that the others continue.
+        # Otherwise one rank could stop an epoch that the others continue.
         "kl_threshold": 0.0,
-        # Also with a scale of 1: skrl adds to the result in place, and must not change the tensor of the env.
+        # Multiply also with a scale of 1: skrl adds to the result in place, and must not change the tensor of the env.
         "rewards_shaper": lambda rewards, *_, **__: rewards * config.rewards_shaper_scale,
     }
 
 
 class UnscaledValues:
     """Value preprocessor that keeps its inputs. An update of skrl scales the values and then the returns of the
-    rollout; the difference of both before scaling are the advantages, which skrl does not expose."""
+    rollout. The advantages, which skrl does not expose, are the returns minus the values, both before scaling."""
 
     def __init__(self, scale: Callable[..., Any], group: Group, correction: int):
         self._scale, self._group, self._correction, self._kept = scale, group, correction, list[Any]()
@@ -93,7 +93,7 @@ class UnscaledValues:
 
 
 class SkrlLearner(Learner):
-    """Learner whose critic sees the observation group "critic" if the env has one, and "policy" otherwise."""
+    """Learner whose critic uses the observation group "critic" if the env has one, and "policy" otherwise."""
 
     agent: Any
     """skrl's PPO with the methods `begin`, `log_std`, `divergences`, `learning_rate` and `policy_network`."""
@@ -140,7 +140,7 @@ class SkrlLearner(Learner):
         )
 
     def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
-        """Return what skrl calls observations and states."""
+        """Return the groups "policy" and "critic", which skrl calls observations and states. The latter may be None."""
         return self.from_torch(obs["policy"]), self.from_torch(obs["critic"]) if "critic" in obs else None
 
     def update(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class SkrlSettings(Settings):
     value_clip: NonNegative = translated(lambda task: task.clip if task.clip_value else 0.0)
     """Clipping range of the change of the value in the value loss; 0 turns clipping off."""
     entropy_loss_scale: NonNegative = translated("entropy_weight", default=0.0)
-    # Twice the task's: the weight with which skrl is commonly used.
+    # Twice that of the task, as is common with skrl.
     value_loss_scale: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
     """Weight of the value loss; at least 0."""
     grad_norm_clip: Positive = translated("max_gradient_norm")
@@ -104,7 +104,7 @@ NATIVE_KEYS: Keys = {
             "last_epoch": Only(-1),
             "verbose": Only(False),
         },
-        # In version 2 only the critic sees the state; before, the state was the observation.
+        # In version 2 only the critic uses the state; before, the state was the observation.
         "observation_preprocessor": Setting("observation_normalization", _SCALER),
         "state_preprocessor": Setting("observation_normalization", _SCALER, unless="observation_preprocessor"),
         "value_preprocessor": Setting("value_normalization", _SCALER),

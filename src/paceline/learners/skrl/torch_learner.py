@@ -91,7 +91,7 @@ class _Agent(PPO):
         return self.optimizer.param_groups[0]["lr"]
 
     def policy_network(self) -> nn.Module:
-        """Return the mean action as a network of raw observations."""
+        """Return a network that computes mean actions from raw observations."""
         if "observation_preprocessor" not in self.networks:
             return self.policy.network
         scaler = cast("_Scaler", self._observation_preprocessor)
@@ -143,7 +143,7 @@ class _Memory(RandomMemory):
 
 
 class _Scaler(RunningStandardScaler):
-    """Has the same statistics, of the samples of all ranks, on each rank."""
+    """Scaler with the statistics of the samples of all ranks."""
 
     running_mean: Tensor
     running_variance: Tensor
@@ -163,7 +163,7 @@ class _Scaler(RunningStandardScaler):
 
 
 class _Scheduler(KLAdaptiveLR):
-    """Adapts the learning rate to the KL divergence over all ranks, which keep one learning rate, and records it."""
+    """Adapts the learning rate, the same on all ranks, to the KL divergence over all ranks, and records the latter."""
 
     def __init__(self, optimizer: Optimizer, *, config: SkrlSettings, rollout_env: RolloutEnv):
         self._adaptive = config.learning_rate_scheduler != "none"

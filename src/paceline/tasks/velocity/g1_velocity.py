@@ -13,7 +13,7 @@ from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity.velocity_task import Fraction, VelocityTask, num_samples
 from paceline.validation import Positive
 
-# Weight of each joint in the reward term `posture`: small for the joints that walk, 0.5 for those that are not here.
+# Weight of each joint in the reward term `posture`: small for joints that move in walking, 0.5 for all others.
 _POSTURE = {"hip_pitch": 0.02, "knee": 0.02, "ankle_pitch": 0.02, "ankle_roll": 0.2, "wrist": 0.1, "elbow": 0.2}
 _SWING_HEIGHT = 0.08
 """Height of a foot in the middle of its swing, m."""
@@ -77,7 +77,7 @@ class G1Velocity(VelocityTask):
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
         reset = super().reset(state, uniform)
-        # The sample of the yaw, which is independent of the phase.
+        # Reuse the sample of the yaw: on flat ground the yaw has no effect on the gait.
         return reset._replace(task_state=reset.task_state | {"phase": uniform[:, :1]})
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
@@ -99,15 +99,16 @@ class G1Velocity(VelocityTask):
         return fallen | contact | (state.qpos[:, 2] < self.min_height)
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
-        joint_pos, row, target = state.qpos[:, 7:], state.constants, self._target_feet_height(state)
-        joint_error = (joint_pos - row["default_joint_pos"]).square()
-        beyond_limits = (joint_pos - row["max_joint_pos"]).relu() + (row["min_joint_pos"] - joint_pos).relu()
+        joint_pos, constants, target = state.qpos[:, 7:], state.constants, self._target_feet_height(state)
+        joint_error = (joint_pos - constants["default_joint_pos"]).square()
+        low, high = constants["min_joint_pos"], constants["max_joint_pos"]
+        beyond_limits = (joint_pos - high).relu() + (low - joint_pos).relu()
         terms = self.shared_terms(state) | {
             "feet_height": torch.exp(-100.0 * (self._feet_height(state) - target).square().sum(1)),
             "feet_contact": (self.feet_contact(state) == (target <= 0.0)).float().sum(1),
             "alive": torch.ones_like(target[:, 0]),
-            "base_height": (state.qpos[:, 2] - row["default_height"][:, 0]).square(),
-            "posture": (row["posture_weight"] * joint_error).sum(1),
+            "base_height": (state.qpos[:, 2] - constants["default_height"][:, 0]).square(),
+            "posture": (constants["posture_weight"] * joint_error).sum(1),
             "stand_still": (1.0 - self.is_moving(state)) * joint_error.sum(1),
             "joint_limits": beyond_limits.sum(1),
         }

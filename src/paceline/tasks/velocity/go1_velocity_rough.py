@@ -31,9 +31,9 @@ _REWARDS = Go1Rewards(lin_vel_z=-0.5, flat_orientation=-0.5)
 
 @dataclass(frozen=True)
 class Go1VelocityRough(Go1Velocity):
-    """Each env has one kind of terrain. A robot that follows its commands to the end of an episode starts the next one
-    a level higher, a robot that falls or stays behind a level lower, and a robot that masters the last level at a
-    random level."""
+    """Each env has one kind of terrain. After an episode, its level increases by one if the robot followed its commands
+    to the time limit, and decreases by one if the robot fell or walked less than half of the commanded distance. After
+    the last level, the level is random."""
 
     terrain_levels: _Levels = 10
     """Number of levels of difficulty, 1 to 100. Each level has a patch of every kind of terrain."""
@@ -63,7 +63,7 @@ class Go1VelocityRough(Go1Velocity):
     def model(self) -> mujoco.MjModel:
         scene = GO1.scene(self.robot)
         self.terrain.replace_floor(scene)
-        # At the origin four patches meet; the first level of waves is flat there, at height zero.
+        # Four patches share a corner at the origin. The first level of waves is flat in its middle, at height zero.
         home = scene.keys[0]
         home.qpos = [*self.terrain.middle(0.0, 0.0), *list(home.qpos)[2:]]
         return scene.compile()
@@ -151,10 +151,10 @@ class Go1VelocityRough(Go1Velocity):
         forward_x, forward_y = 1.0 - 2.0 * (qy * qy + qz * qz), 2.0 * (qx * qy + qw * qz)
         length = torch.sqrt(forward_x * forward_x + forward_y * forward_y).clamp(min=1e-6)
         cos, sin = forward_x / length, forward_y / length
-        row, forward, left = state.constants, state.constants["scan_forward"], state.constants["scan_left"]
+        constants, forward, left = state.constants, state.constants["scan_forward"], state.constants["scan_left"]
         scan_x, scan_y = x + cos * forward - sin * left, y + sin * forward + cos * left
-        height = self.terrain.height_at(row["terrain_heights"], scan_x, scan_y)
-        return (height - z + row["default_height"]).clamp(-1.0, 1.0)
+        height = self.terrain.height_at(constants["terrain_heights"], scan_x, scan_y)
+        return (height - z + constants["default_height"]).clamp(-1.0, 1.0)
 
 
 ENTRY = TaskEntry(

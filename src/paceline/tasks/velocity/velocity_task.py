@@ -1,4 +1,4 @@
-"""Tasks in which a legged robot follows a commanded velocity: what all of them share."""
+"""Base class of the tasks in which a legged robot follows a commanded velocity."""
 
 import math
 from dataclasses import dataclass, replace
@@ -97,7 +97,7 @@ class VelocityTask(Task):
 
     @property
     def step_seconds(self) -> float:
-        """Duration of a control step."""
+        """Duration of a control step, s."""
         return _TIMESTEP * self.decimation
 
     def randomized_fields(self) -> tuple[Randomization, ...]:
@@ -135,12 +135,12 @@ class VelocityTask(Task):
     def state_spec(self) -> dict[str, int]:
         feet = len(self.legged.feet)
         return {
-            "command": 3,
+            "command": 3,  # Velocity forward and to the left, m/s, and yaw rate, rad/s.
             "command_scale": 1,  # Fraction of the maximum commands.
             "tracking_error": 1,  # Sum of the velocity errors of the episode's steps, m/s.
             "feet_air_time": feet,  # Time since each foot left the ground, s.
             "last_air_time": feet,  # Duration of a swing in the step that ends it, s.
-            "push": 6,
+            "push": 6,  # Change of the base velocity, m/s and rad/s.
             "observation_noise": len(_BASE_NOISE) + 2 * self.num_actions,
         }
 
@@ -232,10 +232,10 @@ class VelocityTask(Task):
     def shared_terms(self, state: EnvState) -> dict[str, Tensor]:
         """Return the reward terms of all robots without their weights, each [env]."""
         velocity, gyro, up = state.sensor("velocity"), state.sensor("gyro"), state.sensor("upvector")
-        command, joint_vel, row = state.task_state["command"], state.qvel[:, 6:], state.constants
+        command, joint_vel, constants = state.task_state["command"], state.qvel[:, 6:], state.constants
         # Torques of motors of nominal strength.
-        torque = row["kp"] * (state.sim.ctrl - state.qpos[:, 7:]) - row["kd"] * joint_vel
-        torque = torch.maximum(torch.minimum(torque, row["max_torque"]), -row["max_torque"])
+        torque = constants["kp"] * (state.sim.ctrl - state.qpos[:, 7:]) - constants["kd"] * joint_vel
+        torque = torch.maximum(torch.minimum(torque, constants["max_torque"]), -constants["max_torque"])
         feet_speed = [state.sensor(f"{foot}_velocity")[:, :2].square().sum(1) for foot in self.legged.feet]
         return {
             "track_lin_vel": torch.exp(-4.0 * (velocity[:, :2] - command[:, :2]).square().sum(1)),
@@ -278,7 +278,7 @@ class VelocityTask(Task):
         return (state.sensor("velocity")[:, :2] - state.task_state["command"][:, :2]).norm(dim=1)
 
     def is_moving(self, state: EnvState) -> Tensor:
-        """Return 1 where the command is to move and 0 where it is to stand, [env]."""
+        """Return 1 where the command is to move and 0 where it is to stand, float32 [env]."""
         return (state.task_state["command"].norm(dim=1) > 0.1).float()
 
     def feet_contact(self, state: EnvState) -> Tensor:
