@@ -61,7 +61,7 @@ class Go1Velocity(VelocityTask):
 
 ENTRY = TaskEntry(
     Go1Velocity,
-    summary="a quadruped of the Go1's class follows a commanded velocity over flat ground",
+    summary="a quadruped like the Unitree Go1 follows a commanded velocity over flat ground",
     training=TrainingSettings(entropy_weight=0.01, overrides={"rl_games": {"entropy_coef": 0.0}}),
     max_iterations=500,
     cpu_envs=512,
