@@ -19,7 +19,8 @@ def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
     choices, value = sorted(choices), value if len(value) <= 80 else f"{value[:77]}..."
     near = difflib.get_close_matches(value, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {value!r}: {hint}choose from {', '.join(choices)}")
+    allowed = f"choose from {', '.join(choices)}" if choices else f"there are no {kind}s"
+    return UserError(f"unknown {kind} {value!r}: {hint}{allowed}")
 
 
 def one_line(error: BaseException) -> str:

@@ -61,7 +61,7 @@ class _PolicyArguments:
     task: Annotated[str | None, option("TASK")] = None
     """Task of a policy that RSL-RL trained outside of Paceline. RUN is then its file model_N.pt."""
     activation: Annotated[str | None, option("NAME")] = None
-    """Activation function of such a policy, because the file does not contain it. The default is that of the task."""
+    """Activation function of the policy in model_N.pt, used with --task. The default is that of the task."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PlayArguments(_PolicyArguments):
     """Record a video of a trained policy in one env. No display is needed."""
 
     video: Annotated[Path | None, option("FILE")] = None
-    """Output file, which ends in .mp4. The default is videos/iteration_N.mp4 in the run's directory."""
+    """Output file with the extension .mp4. The default is videos/iteration_N.mp4 in the run's directory."""
     seconds: float = 10.0
     """Length of the video in seconds of simulated time; above 0, at most 3600."""
     width: int = 640
@@ -77,7 +77,7 @@ class PlayArguments(_PolicyArguments):
     height: int = 480
     """Height of the video in pixels; even, from 16 to 4096."""
     overlay: bool = True
-    """Show the command and the rewards as text, if the height is at least 240 pixels, and velocities as arrows."""
+    """Show velocities as arrows and, from a height of 240 pixels, the command and the rewards as text."""
     seed: int = 0
     """Seed of the initial states and commands, from 0 to 2^63 - 1."""
 
@@ -121,7 +121,7 @@ def export(argv: list[str], console: Console) -> int:
 class DoctorArguments:
     """Check devices, versions, network, memory and run directory before training.
 
-    Under a launcher, all ranks are checked. Exits with 1 if training would fail.
+    Check all ranks under a launcher. The exit code is 1 if training would fail.
     """
 
     task: Annotated[str | None, option("TASK")] = None

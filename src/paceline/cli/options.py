@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from contextlib import redirect_stderr
 from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 
@@ -11,6 +12,16 @@ from tyro.conf import FlagCreatePairsOff, Positional
 from paceline.errors import UserError, unknown
 
 T = TypeVar("T")
+
+# Error messages of tyro as regular expressions, and the texts that replace them.
+_MESSAGES = {
+    r"Error parsing (\S+): invalid literal for int\(\) with base 10: '(.*)'": r"\1 \2 must be an integer",
+    r"Error parsing (\S+): could not convert string to float: '(.*)'": r"\1 \2 must be a number",
+    r"Error parsing (\S+): no type matching \{None\}\|INT .* from \['(.*)'\]\.": r"\1 \2 must be an integer",
+    r"Missing value for argument '(\S+)'\. Expected 1 values\.": r"\1 needs a value",
+    r"Missing value for argument '(\S+)'\. Expected (\d+) values\.": r"\1 needs \2 values",
+    r"Missing from paceline \w+: (\S+) (.*)\. \(required\)": r"\1 is missing: \2",
+}
 
 
 def parse_options(kind: type[T], argv: list[str], command: str) -> T:
@@ -32,7 +43,10 @@ def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: 
     except SystemExit as end:
         if not end.code:
             raise
-        raise UserError(_first_paragraph(printed.getvalue())) from None
+        message = _first_paragraph(printed.getvalue())
+        for pattern, text in _MESSAGES.items():
+            message = re.sub(f"^{pattern}$", text, message)
+        raise UserError(message) from None
 
 
 def _first_paragraph(box: str) -> str:

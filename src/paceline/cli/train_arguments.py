@@ -40,7 +40,7 @@ class Selection:
     learner_config: Annotated[Path | None, option("FILE")] = None
     """YAML configuration file of RSL-RL, RL-Games or skrl in the library's own format. Flags take precedence."""
     ml_framework: Literal["torch", "jax"] = "torch"
-    """Framework of skrl, as in Isaac Lab. `--learner skrl --ml_framework jax` equals `--learner skrl_jax`."""
+    """Framework of skrl, as in Isaac Lab. `--learner skrl --ml-framework jax` equals `--learner skrl_jax`."""
     resume: Annotated[str | None, option("RUN|auto")] = None
     """Run to continue: its directory, one of its checkpoint files, or auto for the newest run under runs/."""
 
@@ -53,23 +53,23 @@ class TrainArguments(RunOptions, Selection):
     """
 
     run_dir: Annotated[Path | None, option("DIR")] = None
-    """Directory of this run. The default is runs/TASK/TIME."""
+    """Directory of the run, by default runs/TASK/TIME."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each; all for all GPUs; none for the CPU.
     The default is the first GPU, or the CPU if there is none. A resumed run uses its previous devices."""
     ranks: Annotated[Count | None, option("K")] = None
-    """Number of ranks (processes that train as one) on each host, at least 1. Used with --gpu-ids none.
-    The default is 1, or one per GPU."""
+    """Number of ranks (training processes) per host on the CPU, with --gpu-ids none; at least 1. The default is 1.
+    On GPUs there is one rank per index of --gpu-ids."""
     launcher: Literal["elastic", "torchrunx"] = "elastic"
     """Launcher of the ranks: torch's elastic launcher, or torchrunx (pip install paceline[torchrunx]; GPL-3.0)."""
     hosts: Annotated[tuple[str, ...], option("HOST")] = ()
     """Hosts on which torchrunx starts ranks through SSH. Requires --launcher torchrunx. The default is this host."""
     max_restarts: Annotated[int, Ge(0), option("R")] = 0
-    """Number of times that all ranks are restarted from the newest checkpoint after a rank has failed; at least 0."""
+    """Maximum number of restarts of all ranks from the newest checkpoint, after a rank has failed; at least 0."""
     torchrunx_log_dir: Annotated[str | None, option("DIR")] = None
-    """Same as --worker-log-dir, as in mjlab. TORCHRUNX_LOG_DIR is the environment variable."""
+    """Same as --worker-log-dir, for users of mjlab. The environment variable TORCHRUNX_LOG_DIR takes precedence."""
     headless: Annotated[bool, FlagCreatePairsOff] = False
-    """Has no effect: training never opens a window. Accepted for users of Isaac Lab."""
+    """Has no effect, because training never opens a window. Accepted for users of Isaac Lab."""
     distributed: Annotated[bool, FlagCreatePairsOff] = False
     """Run as a worker of a launcher such as torch.distributed.run, and fail without one."""
 

@@ -46,6 +46,6 @@ def choose_gpus(gpu_ids: tuple[str, ...], engine: str, all_by_default: bool) -> 
         raise UserError(f"--gpu-ids {' '.join(gpu_ids)}: give indices such as 0 1, or all, or none")
     ids = tuple(map(int, values))
     if max(ids) >= present:
-        seen = f"torch sees {present} (0 to {present - 1})" if present else "torch sees none"
-        raise UserError(f"--gpu-ids {max(ids)}: no such GPU, {seen}; choose from those, or none for the CPU")
+        allowed = f"choose from 0 to {present - 1}, or none" if present else "torch sees none; use --gpu-ids none"
+        raise UserError(f"--gpu-ids {max(ids)}: no such GPU: {allowed} to train on the CPU")
     return ids

@@ -17,13 +17,13 @@ class TrainingSettings:
     minibatches: int = 4
     """Number of minibatches per epoch; at least 1."""
     hidden_layers: tuple[int, ...] = (256, 128, 64)
-    """Widths of the hidden layers of actor and critic."""
+    """Widths of the hidden layers of actor and critic, each from 1 to 8192."""
     activation: str = "elu"
     """Activation function of the hidden layers."""
     learning_rate: float = 1e-3
-    """Learning rate at the start; above 0."""
+    """Initial learning rate; above 0."""
     desired_kl: float = 0.01
-    """KL divergence per minibatch at which the adaptive learning rate aims; 0 keeps the learning rate constant."""
+    """Target KL divergence per minibatch of the adaptive learning rate; 0 keeps the learning rate constant."""
     discount: float = 0.99
     """Discount factor of future rewards, often called gamma; 0 to 1."""
     gae_lambda: float = 0.95
@@ -39,7 +39,7 @@ class TrainingSettings:
     max_gradient_norm: float = 1.0
     """Norm to which the gradient is clipped; above 0."""
     initial_std: float = 1.0
-    """Standard deviation of the action noise at the start; above 0."""
+    """Initial standard deviation of the action noise; above 0."""
     normalize_observations: bool = True
     """Normalize observations by their running mean and standard deviation."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

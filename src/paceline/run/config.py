@@ -38,7 +38,7 @@ class RunOptions:
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
     engine: str = "auto"
-    """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Tasks gymnasium:ID have their own."""
+    """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Leave it out for gymnasium:ID."""
     logger: str = "tensorboard"
     """Logger of the training metrics: tensorboard or none."""
     checkpoint_every: Annotated[Count, option("N")] = 50

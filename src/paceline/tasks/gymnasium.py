@@ -22,14 +22,14 @@ from paceline.validation import parse_yaml
 
 @dataclass(frozen=True)
 class Gymnasium:
-    """Options of a Gymnasium environment."""
+    """Options of the Gymnasium environment."""
 
     options: tuple[str, ...] = ()
-    """KEY=VALUE arguments of gymnasium.make, values as in YAML. max_episode_steps=N sets the time limit."""
+    """KEY=VALUE arguments of gymnasium.make, with values in YAML. max_episode_steps=N sets the time limit."""
     vectorization: Literal["sync", "async", "vector_entry_point"] = "sync"
-    """Step envs one after the other, each in its own process, or with the vector env that the package registers."""
+    """Step envs in turn (sync), in one process each (async), or in a registered vector env (vector_entry_point)."""
     autoreset: Literal["next_step", "same_step"] = "next_step"
-    """Time at which Gymnasium resets an env. Learners get the same data. A registered vector env has its own mode."""
+    """Autoreset mode of Gymnasium. Learners get the same data in both. A registered vector env has its own mode."""
 
     def __post_init__(self) -> None:
         self.keywords()
@@ -55,7 +55,7 @@ def entry(name: str) -> EnvEntry:
     _spec(name)
     return EnvEntry(
         Gymnasium,
-        summary=f"{name} of Gymnasium",
+        summary=f"the Gymnasium environment {name}",
         engine="gymnasium",
         make=partial(_make, name),
         make_renderable=partial(_make, name, render_mode="rgb_array"),

@@ -41,10 +41,10 @@ class LocomotionRewards:
     action: float  # Weight of the sum of squared actions.
     termination: float  # Reward for a fall. It replaces all other rewards of the step.
     progress: float = 2.0  # Weight of the speed towards the target, m/s.
-    upright: float = 0.1  # Reward while the cosine of the tilt is above 0.93.
-    heading: float = 0.5  # Reward while the cosine of the heading is above 0.8; proportional to it below.
+    upright: float = 0.1  # Reward if the cosine of the tilt is above 0.93.
+    heading: float = 0.5  # Reward if the cosine of the heading is above 0.8. Below, it is proportional to the cosine.
     energy: float = -0.05  # Weight of the sum of absolute products of action and observed joint speed.
-    joint_limits: float = -1.0  # Weight of the number of joints in the last hundredth of their range.
+    joint_limits: float = -1.0  # Weight of the number of joints in the last 1% of their range.
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ _DROP_HEIGHT = 0.04
 
 @dataclass(frozen=True)
 class ShadowHandRewards:
-    """Weights of the reward terms. All are multiplied by reward-scale."""
+    """Weights of the reward terms. All are multiplied by --env.reward-scale."""
 
     distance: float = -10.0  # Weight of the distance of the cube from its place on the palm, m.
     rotation: float = 1.0  # Weight of 1 / (a + 0.1) for the angle a between the cube and its goal, rad.
     action: float = -2e-4  # Weight of the sum of squared actions.
-    success: float = 250.0  # Reward for a goal that is reached.
+    success: float = 250.0  # Reward for reaching the goal.
     fall: float = 0.0  # Reward for a fall of the cube.
 
 
@@ -44,14 +44,14 @@ class ShadowHandRepose(Task):
     physics_hz: PhysicsRate = 120.0
     """Physics steps per second, 1 to 100000."""
     policy_observations: Literal["state", "fingertips"] = "state"
-    """Observations of the policy: all 157 numbers of the state, or 42 that cameras could provide, which are the
-    positions of fingertips and cube, the rotation from cube to goal, and the latest action. The critic observes the
-    state and the forces on the fingertips in both cases."""
+    """Observations of the policy: all 157 numbers of the state, or the 42 that cameras could provide (fingertips).
+    The 42 are the positions of fingertips and cube, the rotation from cube to goal, and the latest action.
+    In both cases the critic observes the state and the forces on the fingertips."""
     success_tolerance: Positive = 0.1
     """Maximum angle between the cube and its goal at which the goal is reached, rad; above 0."""
     action_moving_average: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Weight of the newest action in the moving average that the joint targets follow, above 0 to 1. After a reset the
-    targets are zero."""
+    """Weight of the newest action in the moving average that the joint targets follow; above 0, at most 1.
+    After a reset the targets are zero."""
     fall_distance: Positive = 0.24
     """Distance of the cube from its place on the palm at which the episode ends, m; above 0."""
     reward_scale: Positive = 0.01
@@ -191,7 +191,7 @@ _OVERRIDES = {
 }
 ENTRY = TaskEntry(
     ShadowHandRepose,
-    summary="a Shadow Hand turns a cube on its palm to one given rotation after another",
+    summary="a Shadow Hand turns a cube on its palm to a sequence of goal rotations",
     training=TrainingSettings(
         horizon=16, hidden_layers=(512, 256, 128), learning_rate=5e-4, desired_kl=0.016, overrides=_OVERRIDES
     ),

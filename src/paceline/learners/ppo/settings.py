@@ -20,17 +20,17 @@ class PpoSettings(Settings):
     horizon: PerIteration = translated("horizon")
     epochs: PerIteration = translated("epochs")
     minibatches: PerIteration = translated("minibatches")
-    """Number of minibatches per epoch. Each has the same number of steps from every env, so it must divide the
-    horizon."""
+    """Number of minibatches per epoch, at least 1. Must divide --ppo.horizon.
+    Each minibatch has the same number of steps from every env."""
     hidden: LayerWidths = translated("hidden_layers")
     activation: Literal["elu", "relu", "tanh"] = translated("activation")
     learning_rate: Positive = translated("learning_rate")
-    """Learning rate at the start, above 0. If `desired_kl` is set, it is adapted between 1e-5 and 1e-2."""
+    """Initial learning rate, above 0. If --ppo.desired-kl is above 0, it is adapted between 1e-5 and 1e-2."""
     desired_kl: NonNegative = translated("desired_kl")
     discount: UnitInterval = translated("discount")
     gae_lambda: UnitInterval = translated("gae_lambda")
     clip: Positive = translated("clip")
-    """Clipping range of the probability ratio, and of the change of the value if `clip_value` is set; above 0."""
+    """Clipping range of the probability ratio, and with --ppo.clip-value of the change of the value; above 0."""
     clip_value: bool = translated("clip_value")
     value_weight: NonNegative = translated("value_loss_weight")
     entropy_weight: NonNegative = translated("entropy_weight")

@@ -23,7 +23,7 @@ class RlGamesSettings(Settings):
 
     horizon_length: PerIteration = translated("horizon")
     minibatch_size_per_env: PerIteration = translated(lambda task: task.horizon // task.minibatches)
-    """Number of samples per env in a minibatch, which has all steps of some envs. Must divide the horizon."""
+    """Size of a minibatch divided by the number of envs. Must divide --rl-games.horizon-length."""
     mini_epochs: PerIteration = translated("epochs")
     units: LayerWidths = translated("hidden_layers")
     activation: Literal["elu", "relu", "tanh", "selu", "sigmoid"] = translated("activation")
@@ -33,35 +33,35 @@ class RlGamesSettings(Settings):
     normalize_value: bool = True
     """Normalize values and returns by their running mean and standard deviation."""
     normalize_advantage: bool = True
-    """Standardize advantages over the rollout."""
+    """Normalize advantages over the rollout."""
     value_bootstrap: bool = True
-    """Bootstrap the value of an episode that the time limit ended."""
+    """Bootstrap the return of an episode that the time limit ends."""
     learning_rate: Positive = translated("learning_rate")
     lr_schedule: Literal["adaptive", "linear", "none"] = translated(
         lambda task: "adaptive" if task.desired_kl else "none"
     )
-    """Schedule of the learning rate: adapted to the KL divergence, falling linearly, or constant (none)."""
+    """Schedule of the learning rate: adapted to the KL divergence, decreasing linearly, or constant (none)."""
     schedule_type: Literal["legacy", "standard"] = "legacy"
-    """With the adaptive schedule: adapt after each minibatch (legacy) or after each epoch (standard)."""
+    """Apply the adaptive schedule after each minibatch (legacy) or after each epoch (standard)."""
     kl_threshold: Positive = translated(lambda task: task.desired_kl or 0.01)
-    """With the adaptive schedule: KL divergence at which the learning rate aims; above 0."""
+    """Target KL divergence of the adaptive schedule; above 0."""
     max_epochs: int = -1
-    """With the linear schedule: number of iterations over which the learning rate falls almost to 0."""
+    """Number of iterations in which the linear schedule decreases the learning rate almost to 0; then at least 1."""
     gamma: UnitInterval = translated("discount")
     tau: UnitInterval = translated("gae_lambda")
     e_clip: Positive = translated("clip")
     clip_value: bool = translated("clip_value")
     critic_coef: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
-    """Weight of the value loss, which RL-Games halves; at least 0."""
+    """Weight of the value loss, at least 0. RL-Games multiplies it by 0.5."""
     entropy_coef: NonNegative = translated("entropy_weight", default=0.0)
     bounds_loss_coef: NonNegative = 0.0
     """Weight of the penalty for mean actions outside -1.1 to 1.1; at least 0."""
     grad_norm: Positive = translated("max_gradient_norm")
-    """Norm to which the gradient is clipped if `truncate_grads` is set; above 0."""
+    """Norm to which the gradient is clipped with --rl-games.truncate-grads; above 0."""
     truncate_grads: bool = True
     """Clip the norm of the gradient."""
     reward_scale: Positive = 1.0
-    """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
+    """Factor of the rewards that the learner receives, above 0. Metrics show the unscaled rewards."""
 
     def check(self) -> None:
         super().check()

@@ -29,11 +29,11 @@ class RslRlSettings(Settings):
     num_learning_epochs: PerIteration = translated("epochs")
     num_mini_batches: PerIteration = translated("minibatches")
     learning_rate: Positive = translated("learning_rate")
-    """Learning rate at the start, above 0. With the adaptive schedule it stays between 1e-5 and 1e-2."""
+    """Initial learning rate, above 0. With the adaptive schedule it stays between 1e-5 and 1e-2."""
     schedule: Literal["adaptive", "fixed"] = translated(lambda task: "adaptive" if task.desired_kl else "fixed")
     """Adapt the learning rate to the KL divergence (adaptive), or keep it constant (fixed)."""
     desired_kl: Positive = translated(lambda task: task.desired_kl or 0.01)
-    """KL divergence per minibatch at which the adaptive learning rate aims; above 0."""
+    """Target KL divergence per minibatch of the adaptive learning rate; above 0."""
     gamma: UnitInterval = translated("discount")
     lam: UnitInterval = translated("gae_lambda")
     clip_param: Positive = translated("clip")
@@ -43,7 +43,7 @@ class RslRlSettings(Settings):
     max_grad_norm: Positive = translated("max_gradient_norm")
     """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     normalize_advantage_per_mini_batch: bool = False
-    """Standardize advantages over each minibatch instead of over the rollout."""
+    """Normalize advantages over each minibatch instead of over the rollout."""
 
 
 # Keys of recurrent models.

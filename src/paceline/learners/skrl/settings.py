@@ -32,20 +32,20 @@ class SkrlSettings(Settings):
     layers: LayerWidths = translated("hidden_layers")
     activations: Literal["elu", "relu", "tanh"] = translated("activation")
     initial_log_std: float = translated(lambda task: math.log(task.initial_std))
-    """Logarithm of the standard deviation of the action noise at the start."""
+    """Natural logarithm of the initial standard deviation of the action noise."""
     learning_rate: Positive = translated("learning_rate")
     learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = translated(
         lambda task: "KLAdaptiveLR" if task.desired_kl else "none"
     )
     """Adapt the learning rate to the KL divergence (KLAdaptiveLR), or keep it constant (none)."""
     kl_threshold: Positive = translated(lambda task: task.desired_kl or 0.01)
-    """KL divergence at which the scheduler of the learning rate aims; above 0."""
+    """Target KL divergence of KLAdaptiveLR; above 0."""
     discount_factor: UnitInterval = translated("discount")
     gae_lambda: UnitInterval = translated("gae_lambda")
     ratio_clip: Positive = translated("clip")
     """Clipping range of the probability ratio; above 0."""
     value_clip: NonNegative = translated(lambda task: task.clip if task.clip_value else 0.0)
-    """Clipping range of the change of the value in the value loss; 0 turns clipping off."""
+    """Clipping range of the change of the value in the value loss, at least 0; 0 disables clipping."""
     entropy_loss_scale: NonNegative = translated("entropy_weight", default=0.0)
     # Twice that of the task, as is common with skrl.
     value_loss_scale: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
@@ -55,9 +55,9 @@ class SkrlSettings(Settings):
     value_normalization: bool = True
     """Normalize values and returns by their running mean and standard deviation."""
     time_limit_bootstrap: bool = True
-    """Bootstrap the value of an episode that the time limit ended, from its last observation."""
+    """Bootstrap the return of an episode that the time limit ends from the value of its last observation."""
     rewards_shaper_scale: Positive = 1.0
-    """Factor of the rewards in learning, above 0. Metrics show the rewards of the env."""
+    """Factor of the rewards that the learner receives, above 0. Metrics show the unscaled rewards."""
 
 
 def _model(kind: str, output: str) -> Keys:

@@ -10,7 +10,7 @@ from paceline.env.task import EnvState, ResetState
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.legged import G1
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.velocity.velocity_task import Fraction, VelocityTask, num_samples
+from paceline.tasks.velocity.velocity_task import Cosine, Fraction, VelocityTask, num_samples
 from paceline.validation import Positive
 
 # Weight of each joint in the reward term `posture`: small for joints that move in walking, 0.5 for all others.
@@ -25,8 +25,8 @@ class G1Rewards:
 
     track_lin_vel: float = 2.0  # Weight of exp(-4 e) for the squared error e of the horizontal velocity, (m/s)^2.
     track_ang_vel: float = 1.0  # Weight of exp(-4 e) for the squared error e of the yaw rate, (rad/s)^2.
-    feet_height: float = 1.0  # Weight of exp(-100 e) for the squared distance e of the feet from the gait, m^2.
-    feet_contact: float = 0.25  # Weight of the number of feet that touch the ground if and only if they are in stance.
+    feet_height: float = 1.0  # Weight of exp(-100 e) for the squared error e of the foot heights, m^2.
+    feet_contact: float = 0.25  # Weight of the number of feet whose contact matches the phase of the gait.
     alive: float = 1.0  # Reward for every step.
     lin_vel_z: float = -1.0  # Weight of the squared vertical velocity of the pelvis, (m/s)^2.
     ang_vel_xy: float = -0.05  # Weight of the squared roll and pitch rates of the pelvis, (rad/s)^2.
@@ -44,12 +44,12 @@ class G1Rewards:
 
 @dataclass(frozen=True)
 class G1Velocity(VelocityTask):
-    """A command is the velocity of the pelvis forward and to the left, and its yaw rate. A clock sets the gait."""
+    """A command is the velocity of the pelvis forward and to the left, and its yaw rate. A phase sets the gait."""
 
     initial_command_scale: Fraction = 0.5
     stride_seconds: Positive = 0.8
-    """Period of the gait, one step of each foot, s; above 0."""
-    min_upright: float = 0.6
+    """Period of the gait (one step of each foot), s; above 0."""
+    min_upright: Cosine = 0.6
     """Minimum cosine of the pelvis's tilt, -1 to 1. Below it the episode ends."""
     min_height: float = 0.45
     """Minimum height of the pelvis, m. Below it the episode ends."""
@@ -130,7 +130,7 @@ class G1Velocity(VelocityTask):
 
 ENTRY = TaskEntry(
     G1Velocity,
-    summary="a humanoid of the G1's class follows a commanded velocity over flat ground",
+    summary="a humanoid like the Unitree G1 follows a commanded velocity over flat ground",
     training=TrainingSettings(
         hidden_layers=(512, 256, 128),
         overrides={"rl_games": {"entropy_coef": 0.0}, "skrl": {"entropy_loss_scale": 0.0}},

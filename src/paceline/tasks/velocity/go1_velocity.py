@@ -9,7 +9,7 @@ from paceline.env.task import EnvState
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.legged import GO1, GO1_LEGS
 from paceline.tasks.registry import TaskEntry
-from paceline.tasks.velocity.velocity_task import VelocityTask, num_samples
+from paceline.tasks.velocity.velocity_task import Cosine, VelocityTask, num_samples
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Go1Rewards:
 class Go1Velocity(VelocityTask):
     """A command is the velocity of the trunk forward and to the left, and its yaw rate."""
 
-    min_upright: float = 0.35
+    min_upright: Cosine = 0.35
     """Minimum cosine of the trunk's tilt, -1 to 1. Below it the episode ends."""
     rewards: Go1Rewards = Go1Rewards()
 
@@ -61,7 +61,7 @@ class Go1Velocity(VelocityTask):
 
 ENTRY = TaskEntry(
     Go1Velocity,
-    summary="a quadruped of the Go1's class follows a commanded velocity over flat ground",
+    summary="a quadruped like the Unitree Go1 follows a commanded velocity over flat ground",
     training=TrainingSettings(entropy_weight=0.01, overrides={"rl_games": {"entropy_coef": 0.0}}),
     max_iterations=500,
     cpu_envs=512,

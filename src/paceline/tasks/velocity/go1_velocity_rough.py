@@ -38,9 +38,9 @@ class Go1VelocityRough(Go1Velocity):
     terrain_levels: _Levels = 10
     """Number of levels of difficulty, 1 to 100. Each level has a patch of every kind of terrain."""
     initial_terrain_levels: _Levels = 4
-    """Number of easiest levels from which the first level is sampled, 1 to terrain-levels."""
+    """Number of easiest levels from which the first level is sampled, 1 to --env.terrain-levels."""
     curriculum: bool = True
-    """Whether the level follows the progress of the robot. Otherwise the level of every episode is random."""
+    """Adapt the level to the progress of the robot. Otherwise the level of every episode is random."""
     terrain_seed: Annotated[int, Ge(0)] = 0
     """Seed of the random parts of the terrain, at least 0."""
     rewards: Go1Rewards = _REWARDS
@@ -159,7 +159,7 @@ class Go1VelocityRough(Go1Velocity):
 
 ENTRY = TaskEntry(
     Go1VelocityRough,
-    summary="a quadruped of the Go1's class follows a commanded velocity over slopes, stairs and rubble",
+    summary="a quadruped like the Unitree Go1 follows a commanded velocity on rough terrain",
     training=replace(go1_velocity.ENTRY.training, hidden_layers=(512, 256, 128)),
     max_iterations=1500,
     cpu_envs=512,

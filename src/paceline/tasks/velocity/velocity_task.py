@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import mujoco
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Interval, Le
 from torch import Tensor
 
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
@@ -19,6 +19,7 @@ from paceline.validation import NonNegative, NonNegativeRange, Positive, Range, 
 
 _TIMESTEP = 0.005
 _Speed = Annotated[float, Gt(0), Le(100)]
+Cosine = Annotated[float, Interval(ge=-1, le=1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 # Samples for a command: whether to resample it, three velocities, whether to stand. A push has seven more: whether to
 # push, six velocities.
@@ -62,25 +63,25 @@ class VelocityTask(Task):
     max_yaw_rate: _Speed = 1.0
     """Maximum commanded yaw rate in both directions, rad/s; above 0, at most 100."""
     initial_command_scale: Fraction = 1.0
-    """Initial fraction of the maximum commands, above 0 to 1. It grows with success; 1 disables this curriculum."""
+    """Initial fraction of the maximum commands; above 0, at most 1. It grows with success; 1 disables the growth."""
     standing_fraction: UnitInterval = 0.1
     """Fraction of the commands that are zero, 0 to 1."""
     command_seconds: Positive = 5.0
     """Mean time until a new command is sampled, s; above 0."""
     push_seconds: NonNegative = 8.0
-    """Mean time between pushes, s; 0 disables pushes."""
+    """Mean time between pushes, s; at least 0. 0 disables pushes."""
     max_push_speed: NonNegative = 0.5
     """Maximum change of the base velocity by a push, m/s and rad/s; at least 0."""
     action_scale: Positive = 0.25
     """Fraction of a joint's maximum torque that an action of 1 commands at rest; above 0."""
     observation_noise_scale: NonNegative = 1.0
-    """Factor of the observation noise, at least 0; 0 disables it."""
+    """Factor of the observation noise; at least 0. 0 disables the noise."""
     history: Annotated[int, Ge(1), Le(MAX_HISTORY_STEPS)] = 1
-    """Number of successive observations that the policy receives, 1 to 1000."""
+    """Number of consecutive observations that the policy receives, 1 to 1000."""
     delay: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the observations of the policy, in control steps, 0 to 1000."""
     randomize: bool = True
-    """Whether friction, masses and motors are randomized."""
+    """Randomize friction, masses and motors."""
     randomization: RandomizationRanges = RandomizationRanges()
     robot: str = ""
     """Path of an MJCF model of the same robot family, which replaces the built-in model."""
