@@ -201,7 +201,7 @@ class Humanoid(LocomotionTask):
 # Values reach a thousand. With their changes clipped to 0.2, the critic of PPO would not learn.
 ANT = TaskEntry(
     Ant,
-    summary="a four-legged ant runs towards a target",
+    summary="a four-legged ant runs toward a target",
     training=TrainingSettings(
         horizon=16,
         epochs=4,
@@ -228,7 +228,7 @@ ANT = TaskEntry(
 )
 HUMANOID = TaskEntry(
     Humanoid,
-    summary="a humanoid runs towards a target",
+    summary="a humanoid runs toward a target",
     training=TrainingSettings(
         horizon=32,
         learning_rate=5e-4,
