@@ -65,7 +65,7 @@ class CudaGraph(Generic[T]):
             return result
         if self._graph is None:
             graph = torch.cuda.CUDAGraph()
-            # Garbage that Python collects during the capture would free device memory, which invalidates the capture.
+            # Garbage that Python collects during the capture may free device memory, which is not allowed in a capture.
             gc.collect()
             with torch.cuda.graph(graph, stream=self._stream), self._warp_capture():
                 self._result = self._work()
