@@ -13,7 +13,7 @@ _SECONDS = 120.0
 
 
 def paceline(*argv: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `paceline ARGV` to its end in a process of its own."""
+    """Run `paceline ARGV` in a new process and wait for its end."""
     words = [str(word) for word in argv]
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "stdout", Path(folder) / "stderr"

@@ -23,7 +23,7 @@ from paceline.learners.networks import Policy
 from paceline.learners.ppo import Ppo
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
-from paceline.training.build import build
+from paceline.training.build import make_env, make_learner
 from tests.forked import paceline
 
 
@@ -48,7 +48,8 @@ def run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner_of(run: Path) -> Ppo:
     config = dataclasses.replace(RunDir(run).config(), num_envs=1)
-    _, learner = build(config, Group(Rank()), range(config.num_envs))
+    env = make_env(config, Rank(), range(config.num_envs))
+    learner = make_learner(config, env, Group(Rank()))
     assert isinstance(learner, Ppo)
     learner.load_policy(checkpoint.load(checkpoint.newest(run / "checkpoints"))["learner"])
     return learner

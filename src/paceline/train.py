@@ -1,5 +1,6 @@
 """Train a run as one rank: set up the rank, plan, build, restore, loop, finish."""
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -57,9 +58,10 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     def plan() -> Plan:
         return load_start(make_plan(config, run, resume_from, launch), config, settings, group.size)
 
+    began = time.monotonic()
     try:
         launch = merged(group.all_gather(this_launch()))
-        return _train(worker, group, config, settings, _decide_on_main(group, plan), console)
+        return _train(worker, group, config, settings, _decide_on_main(group, plan), console, began)
     except RunCompletedError:
         raise
     except Exception as error:
@@ -71,7 +73,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
 
 
 def _train(
-    worker: Worker, group: Group, config: TrainConfig, settings: Settings, plan: Plan, console: Console
+    worker: Worker, group: Group, config: TrainConfig, settings: Settings, plan: Plan, console: Console, began: float
 ) -> dict[str, Any]:
     if plan.completed:
         raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.")
@@ -87,7 +89,7 @@ def _train(
 
         same_seconds = 0.0 if group.alone else _SAME_REQUEST_SECONDS
         interrupts = Interrupts(same_seconds, STOP_NOTICE if rank.is_main else "", worker.mark_interrupted)
-        session = Session(config, settings, group, plan, interrupts, consoles)
+        session = Session(config, settings, group, plan, interrupts, consoles, began)
         # Files are written only after all ranks are built.
         group.all_gather(None)
         worker.session = session

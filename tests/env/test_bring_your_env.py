@@ -30,7 +30,7 @@ def commands(title: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the page's package is installed, beside our own environment and not in it."""
+    """Directory in which the package of the page is installed, outside of the test environment."""
     source, site = tmp_path_factory.mktemp("my_envs"), tmp_path_factory.mktemp("site")
     for title in ("my_envs/point.py", "pyproject.toml"):
         (source / title).parent.mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
-from paceline.training.build import build
+from paceline.training.build import make_env
 from paceline.view.play import record
 from tests.env.counting import LOCK, TIME_LIMIT
 from tests.signals import DEFAULT_SIGNALS, processes_of_group
@@ -236,7 +236,7 @@ def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
 def test_a_physics_engine_is_an_error():
     config = TrainConfig(task=COUNTING, env={}, engine="mujoco", settings=asdict(TINY))
     with pytest.raises(UserError, match=r"--engine mujoco: .* has its own engine; leave --engine out"):
-        build(config, Group(Rank()), range(2))
+        make_env(config, Rank(), range(2))
 
 
 # With learners

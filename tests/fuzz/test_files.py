@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from copy import deepcopy
@@ -220,7 +221,7 @@ def open_run(run: Path) -> None:
     plan = make_plan(config, opened, file, LaunchRecord())
     plan = load_start(plan, config, settings, ranks=1)
     if plan.total_envs == ENVS:
-        session = Session(config, settings, Group(Rank()), plan, Interrupts(), [])
+        session = Session(config, settings, Group(Rank()), plan, Interrupts(), [], time.monotonic())
         session.episodes.means()
         json.dumps(session.totals)
 

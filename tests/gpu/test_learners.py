@@ -20,7 +20,7 @@ from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY, Cartpole
-from paceline.training.build import build
+from paceline.training.build import make_env, make_learner
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda", 0)
@@ -32,7 +32,9 @@ LIBRARIES = [name for name in LEARNERS if name != "ppo"]
 def test_cartpole_is_learned(name: str):
     settings = asdict(LEARNERS[name].settings.from_training(ENTRY.training))
     config = TrainConfig("cartpole", {}, name, settings, gpu_ids=(0,), num_envs=1024)
-    env, learner = build(config, Group(Rank(device=CUDA)), range(1024))
+    group = Group(Rank(device=CUDA))
+    env = make_env(config, group.rank, range(1024))
+    learner = make_learner(config, env, group)
     means = EpisodeMeans()
     while means.means().get("length", 0.0) < LEARNED_LENGTH and learner.iteration < ENTRY.max_iterations:
         values = learner.learn()

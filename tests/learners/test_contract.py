@@ -24,7 +24,7 @@ from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
-from paceline.training.build import build, playable
+from paceline.training.build import make_env, make_learner, playable
 from tests.distributed.faults import install, left_behind, start
 from tests.distributed.ranks import on_ranks
 
@@ -37,7 +37,8 @@ SECONDS = 240.0
 def make(learner: str, group: Group) -> tuple[VecEnv, Learner]:
     settings = asdict(LEARNERS[learner].settings.from_training(ENTRY.training))
     config = TrainConfig("cartpole", {}, learner, settings, num_envs=NUM_ENVS, seed=SEED)
-    return build(config, group, shard_ranges(NUM_ENVS, group.size)[group.rank.index])
+    env = make_env(config, group.rank, shard_ranges(NUM_ENVS, group.size)[group.rank.index])
+    return env, make_learner(config, env, group)
 
 
 def run_rank(name: str) -> dict[str, Any]:

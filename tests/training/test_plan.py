@@ -1,4 +1,4 @@
-"""Where a run is stored and what it starts from when the user names its directory."""
+"""Directory and start of a run whose directory the user names."""
 
 import dataclasses
 from pathlib import Path

@@ -48,7 +48,7 @@ class Failure:
     log: str = ""
     """File with the traceback; empty if there is none."""
     refused: bool = False
-    """Whether the rank refused its input, as a `UserError`; a restart would not help."""
+    """True if the rank refused its input with a `UserError`; a restart would not help."""
 
     def __str__(self) -> str:
         more = f", more in {self.log}" if self.log else ""

@@ -78,7 +78,7 @@ class Group:
 
     @property
     def capturable(self) -> bool:
-        """Whether `sum_` of GPU tensors may be part of a CUDA graph."""
+        """True if `sum_` of GPU tensors may be part of a CUDA graph."""
         return self.backend != "gloo"
 
     def sum_(self, tensor: Tensor) -> Tensor:

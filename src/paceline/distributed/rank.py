@@ -33,11 +33,11 @@ class Rank:
     host: str = field(default_factory=socket.gethostname)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     launched: bool = False
-    """Whether a launcher started this process as a rank. If not, there is no process group."""
+    """True if a launcher started this process as a rank. Without a launcher there is no process group."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one rank over all nodes that writes files."""
+        """True on one rank of all nodes, the only one that writes files."""
         return self.index == 0
 
     @property

@@ -42,7 +42,7 @@ class Randomization:
     """Another field of the same kind and shape that gets the same samples. For example, actuator_gainprm and
     actuator_biasprm scaled by the same factor are a motor of different strength."""
     together: bool = False
-    """Whether all objects get the same sample."""
+    """Use the same sample for all objects."""
     when: Literal["once", "reset"] = "reset"
     """Time of sampling: once per env, or in every episode. For fields from which MuJoCo derives constants (masses,
     inertias, armatures), every change costs a pass over all envs."""

@@ -24,9 +24,9 @@ class Step:
     reward: Tensor
     """Reward of the step, float32 [env]."""
     terminated: Tensor
-    """Whether the episode ended in a terminal state, bool [env]."""
+    """True if the episode ended in a terminal state, bool [env]."""
     truncated: Tensor
-    """Whether the time limit ended the episode, bool [env]; never together with `terminated`."""
+    """True if the time limit ended the episode, bool [env]; never together with `terminated`."""
     final_obs: dict[str, Tensor]
     """Observations before any reset, with the sensors of the last physics step."""
     log: Tensor
@@ -49,7 +49,7 @@ class VecEnv(Protocol):
     """Simulated time of a step, s."""
     device: torch.device
     capturable: bool
-    """Whether `step` may be part of a CUDA graph, Warp's launches included."""
+    """True if `step` may be part of a CUDA graph, Warp's launches included."""
     log_names: tuple[str, ...]
     """Names of the columns of `Step.log`. The first two are "length", in steps, and "return"."""
 

@@ -1,5 +1,7 @@
 """The interface of both physics engines: many envs of one model as torch tensors."""
 
+from abc import ABC, abstractmethod
+
 import mujoco
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ STATE_FIELDS = (
 """MuJoCo's integration state without plugins, which MuJoCo Warp does not support."""
 
 
-class Sim:
+class Sim(ABC):
     """`num_envs` copies of one model. Tensors have one row per env and are float32 on `device`.
 
     One env step calls `step`, then `reset` for the envs whose episode ended, then `sense`. The order matters, because
@@ -65,21 +67,21 @@ class Sim:
         """Seconds since the reset, [env]."""
         return self._engine_state["time"].float()
 
+    @abstractmethod
     def step(self, substeps: int) -> None:
         """Simulate `substeps` physics steps with the current `ctrl`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sense(self) -> None:
         """Update position and velocity sensors of all envs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Set the envs of `mask` to `qpos` and `qvel`, and the rest of their state to the model's defaults."""
-        raise NotImplementedError
 
+    @abstractmethod
     def push(self, change: Tensor) -> None:
         """Add `change` to the velocities, [env, nv]. Call it before `sense`."""
-        raise NotImplementedError
 
     def field(self, name: str) -> Tensor:
         """Return a per-env field of the model, or "opt.gravity", [env, ...]. Only the fields of `per_env_fields` exist.
@@ -90,10 +92,10 @@ class Sim:
             raise KeyError(f"model field {name!r} is not per env; per-env fields are {tuple(self._fields)}")
         return self._fields[name]
 
+    @abstractmethod
     def refresh_constants(self, derived: bool = True) -> None:
         """Apply changes of per-env fields. `derived` also recomputes the constants that depend on masses, inertias,
         armatures and gears; it is required if one of these changed."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of all tensors that determine future steps. Names are the same on both engines."""
@@ -113,9 +115,9 @@ class Sim:
         saved = {"failures": self.failures, "overflows": self.overflows, "sensordata": self.sensordata}
         return self._engine_state | saved | {f"field/{name}": field for name, field in self._fields.items()}
 
+    @abstractmethod
     def _prepare_loaded_state(self) -> None:
         """Clear the faults of earlier steps, and copy the engine's state where the engine has its own memory."""
-        raise NotImplementedError
 
 
 def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:

@@ -46,13 +46,8 @@ def _task(config: TrainConfig) -> Any:
     return from_dict(registry.find(config.task).task, config.env, f"options of task {config.task}")
 
 
-def build(config: TrainConfig, group: Group, envs: range) -> tuple[VecEnv, Learner]:
-    """Return the env and the learner of a run, with new weights, for the envs with the global indices `envs`."""
-    env = make_env(config, group.rank, envs)
-    return env, make_learner(config, env, group)
-
-
 def make_learner(config: TrainConfig, env: VecEnv, group: Group) -> Learner:
+    """Return the learner of a run with new weights."""
     return LEARNERS[config.learner].make(env, settings_of(config.learner, config.settings), config.seed, group)
 
 

@@ -27,9 +27,9 @@ class Plan:
     """Number of envs over all ranks. Before `load_start`, only if an earlier start of the run has set it."""
     restarts: int = 0
     is_new: bool = True
-    """Whether the directory has not held this run before."""
+    """True if the directory has not held this run before."""
     completed: bool = False
-    """Whether the run has completed already, so that nothing is left to do."""
+    """True if the run has completed already."""
 
     # Set by `load_start`.
     saved: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class Plan:
     envs: tuple[range, ...] = ()
     """Global indices of the envs of each rank."""
     new_learning_rate: bool = False
-    """Whether the configuration's learning rate replaces the one in the checkpoint."""
+    """True if the learning rate of the configuration replaces that of the checkpoint."""
     changed_options: tuple[str, ...] = ()
     """Task options that differ from those the run was trained with, as flags."""
 

@@ -51,9 +51,10 @@ class Session:
         plan: Plan,
         interrupts: Interrupts,
         consoles: list[Console],
+        began: float,
     ):
         self.config, self.settings, self.group, self.rank = config, settings, group, group.rank
-        self._plan, self._interrupts, self._consoles, self._began = plan, interrupts, consoles, time.monotonic()
+        self._plan, self._interrupts, self._consoles, self._began = plan, interrupts, consoles, began
         self._envs = plan.envs[self.rank.index]
         self.total_envs = sum(map(len, plan.envs))
         self.engine = engine_of(config, self.rank.device)
@@ -69,6 +70,7 @@ class Session:
 
     def _build(self) -> None:
         """Create the env and the learner. On Warp, print what is compiled and the time it took."""
+        started = time.monotonic()
         if self.engine == "warp":
             self._print("Compiling MuJoCo Warp's kernels for this model: up to two minutes, once for each cache.")
         self.env = make_env(self.config, self.rank, self._envs)
@@ -76,7 +78,7 @@ class Session:
         self.learner = make_learner(self.config, env, self.group)
         if self.engine == "warp":
             self._print(
-                f"Envs and networks built in {time.monotonic() - self._began:.0f} s. The first iteration compiles the "
+                f"Envs and networks built in {time.monotonic() - started:.0f} s. The first iteration compiles the "
                 "policy and the update, the second records their CUDA graphs."
             )
 
