@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -28,6 +28,11 @@ class Learner(ABC):
     """Parts of a checkpoint other than the iteration and the envs, as in `state_of`: "networks", "normalizers" and
     others."""
 
+    collect: Callable[[], Any]
+    """Collects a rollout."""
+    update: Callable[[], Any]
+    """Updates the policy on the latest rollout and returns the losses by name."""
+
     def __init__(self, env: VecEnv, seed: int, group: Group):
         self.env = env
         self.iteration = 0
@@ -50,14 +55,6 @@ class Learner(ABC):
         clock.lap()
         self.iteration += 1
         return self._rollout_env.report(losses, clock)
-
-    def collect(self) -> Any:
-        """Collect a rollout."""
-        raise NotImplementedError
-
-    def update(self) -> Any:
-        """Update the policy on the latest rollout; return the losses by name."""
-        raise NotImplementedError
 
     @abstractmethod
     def policy(self) -> Policy:
