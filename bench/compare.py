@@ -1,53 +1,75 @@
-"""Compare the training rate of two checkouts on the same machine, with alternating runs.
+"""Compare the training rate of two checkouts on the same machine, in alternating rounds.
 
-    python bench/compare.py OLD NEW --rounds 5
+    python bench/compare.py OLD NEW
     python bench/compare.py OLD NEW --rounds 2 --device cpu --num-envs 64 --iterations 2        a dry run without a GPU
 
-OLD and NEW are directories of two checkouts. Every round runs bench/robots.py (go1-velocity and g1-velocity) and
-bench/learners.py of each checkout in new processes. The table shows medians over the rounds, their ratio, and the
-spread of each checkout: the largest deviation of a round from its median.
+OLD and NEW are directories of two checkouts. Each measurement is a robot of bench/robots.py or a learner of
+bench/learners.py. One process per checkout and measurement compiles and warms up; then the two processes of a
+measurement train in turns, one round at a time, while all other processes wait. The table shows medians over the
+rounds, their ratio, and the spread of each checkout: the largest deviation of a round from its median.
 """
 
 import argparse
-import json
+import importlib
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import rates
-from rich.console import Console
-from rich.table import Table
-
 SIDES = ("old", "new")
+ROBOTS = ("go1-velocity", "g1-velocity")
+LEARNERS = ("ppo", "rsl_rl", "rl_games", "skrl", "skrl_jax")
+RATE = "training rate: "
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path, nargs=2, metavar=("OLD", "NEW"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--robots", nargs="*", default=["go1-velocity", "g1-velocity"])
-    parser.add_argument("--learners", nargs="*", default=["ppo", "rsl_rl", "rl_games", "skrl", "skrl_jax"])
+    parser.add_argument("--robots", nargs="*", default=ROBOTS, choices=ROBOTS)
+    parser.add_argument("--learners", nargs="*", default=LEARNERS, choices=LEARNERS)
     parser.add_argument("--num-envs", type=int, default=4096)
-    parser.add_argument("--iterations", type=int, default=20, help="measured iterations per run")
+    parser.add_argument("--iterations", type=int, default=20, help="measured iterations per round")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--name", default="compare", help="name of the file in bench/results")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.measure:
+        measure(*args.measure, args)
+    else:
+        compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    import rates
+    from rich.console import Console
+    from rich.table import Table
+
     rows: list[dict[str, Any]] = []
-    measured: dict[str, dict[str, list[float]]] = defaultdict(lambda: {side: [] for side in SIDES})
-    for round_ in range(1, args.rounds + 1):
-        # Reverse the order in every second round, so that a drift of the machine affects both sides.
-        for side in SIDES[:: 1 if round_ % 2 else -1]:
-            for name, rate in run(args.checkouts[SIDES.index(side)].resolve(), args).items():
-                measured[name][side].append(rate)
-            print(f"round {round_} of {args.rounds}, {side} done", flush=True)
-        # Write after each round, so that an interrupted run keeps its measurements.
-        rows = [{"measurement": name} | summarize(sides) for name, sides in measured.items()]
-        sizes = {"num_envs": args.num_envs, "iterations": args.iterations, "rounds": round_, "device": args.device}
-        rates.write(args.name, unit="env steps per second", **sizes, rows=rows)
+    chosen = [("robots", name) for name in args.robots] + [("learners", name) for name in args.learners]
+    workers = {pair: [start(checkout.resolve(), *pair, args) for checkout in args.checkouts] for pair in chosen}
+    try:
+        with ThreadPoolExecutor() as pool:
+            every = [worker for pair in workers.values() for worker in pair]
+            for worker, _ in zip(every, pool.map(next_rate, every), strict=True):
+                print(f"{worker.args[-1]} in {worker.args[2]}: ready", flush=True)
+        for (script, name), pair in workers.items():
+            found: dict[str, list[float]] = {side: [] for side in SIDES}
+            for round_ in range(args.rounds):
+                # Reverse the order in every second round, so that a drift of the machine affects both sides.
+                for side in SIDES[:: -1 if round_ % 2 else 1]:
+                    found[side].append(next_rate(pair[SIDES.index(side)]))
+            rows.append({"measurement": f"{name} ({script})"} | summarize(found))
+            # Write after each measurement, so that an interrupted run keeps the finished ones.
+            sizes = {name: getattr(args, name) for name in ("num_envs", "iterations", "rounds", "device")}
+            rates.write(args.name, unit="env steps per second", **sizes, rows=rows)
+    finally:
+        for worker in (worker for pair in workers.values() for worker in pair):
+            worker.kill()
+            worker.wait()
     table = Table("training rate, env steps/s", "old", "new", "new/old", "spread old", "spread new")
     for row in rows:
         ratio, spreads = f"{row['new/old']:.3f}", [f"{row[f'{side} spread']:.1%}" for side in SIDES]
@@ -55,25 +77,48 @@ def main() -> None:
     Console(width=100).print(table)
 
 
-def run(checkout: Path, args: argparse.Namespace) -> dict[str, float]:
-    """Run both benchmarks of a checkout and return the training rates."""
-    sizes = ["--num-envs", str(args.num_envs), "--iterations", str(args.iterations), "--device", args.device]
-    found: dict[str, float] = {}
-    for script, key, chosen in (("robots", "robot", args.robots), ("learners", "learner", args.learners)):
-        if not chosen:
-            continue
-        command = [sys.executable, f"bench/{script}.py", f"--{script}", *chosen, *sizes, "--name", "compared"]
-        path = os.pathsep.join([str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            command, cwd=checkout, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-        )
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} in {checkout}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        output = checkout / "bench" / "results" / "compared.json"
-        rows: list[dict[str, Any]] = json.loads(output.read_text())["rows"]
-        output.unlink()
-        found |= {row[key]: row["train"] for row in rows if row[key] in chosen}
-    return found
+def start(checkout: Path, script: str, name: str, args: argparse.Namespace) -> subprocess.Popen[str]:
+    """Start the process that measures one robot or learner with the code of a checkout."""
+    command = [sys.executable, str(Path(__file__).resolve()), str(checkout), str(checkout)]
+    command += ["--num-envs", str(args.num_envs), "--iterations", str(args.iterations), "--device", args.device]
+    path = os.pathsep.join([str(checkout / "bench"), str(checkout / "src"), os.environ.get("PYTHONPATH", "")])
+    # Several processes share one GPU: JAX must not reserve most of its memory.
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return subprocess.Popen(
+        [*command, "--measure", script, name],
+        cwd=checkout,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def next_rate(worker: subprocess.Popen[str]) -> float:
+    """Let a process train one round and return its rate. The first round warms up."""
+    assert worker.stdin and worker.stdout
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    for line in worker.stdout:
+        if line.startswith(RATE):
+            return float(line.removeprefix(RATE))
+    sys.exit(f"{' '.join(map(str, worker.args))} failed")
+
+
+def measure(script: str, name: str, args: argparse.Namespace) -> None:
+    """Run the benchmark of this process's checkout, with rounds in place of one run of iterations."""
+    rates, benchmark = importlib.import_module("rates"), importlib.import_module(script)
+    learning, warm = rates.learning, rates.WARM.start
+
+    def rounds(learner: Any, steps: int, _: int) -> None:
+        for round_, _line in enumerate(sys.stdin):
+            durations = learning(learner, steps, args.iterations if round_ else warm)
+            print(f"{RATE}{durations.rates(slice(None))['train']}", flush=True)
+        sys.exit()
+
+    rates.learning, rates.physics = rounds, lambda *_: 1.0
+    sys.argv = [script, f"--{script}", name, "--num-envs", str(args.num_envs), "--device", args.device]
+    benchmark.main()
 
 
 def summarize(sides: dict[str, list[float]]) -> dict[str, Any]:
