@@ -33,6 +33,8 @@ class MujocoSim(Sim):
             mujoco.set_mju_user_warning(_print_unless_env_warning)
         super().__init__(model, num_envs, torch.device("cpu"))
         self._none = self.failed
+        # Float32 copies of the poses that `kinematics` was called for, and the memory of the engine.
+        self._kinematics: dict[str, tuple[Tensor, np.ndarray]] = {}
         self.batch = Batch(model, num_envs, threads or usable_cores())
         self._rows = {name: self.batch.bind(name) for name in STATE_FIELDS}
         self._engine_state = {name: torch.from_numpy(row) for name, row in self._rows.items() if row.size}
@@ -83,12 +85,23 @@ class MujocoSim(Sim):
         counts[...] = 0
 
     def sense(self) -> None:
-        # Without such sensors nothing has to be computed here: the next step computes its own kinematics.
-        if not len(self._early_columns):
+        # Without such sensors and without cameras nothing has to be computed here: the next step computes its own
+        # kinematics.
+        if not len(self._early_columns) and not self._kinematics:
             return
         self._write_inputs()
         _call(Batch.forward, self.batch, stage=mujoco.mjtStage.mjSTAGE_VEL.value)
         self._read_sensordata(self._early_columns)
+        for poses, memory in self._kinematics.values():
+            poses.numpy()[...] = memory
+
+    def kinematics(self, name: str) -> Tensor:
+        if name not in self._kinematics:
+            memory = self.batch.bind(name)
+            shape = (*memory.shape[:2], 3, 3) if name.endswith("mat") else memory.shape
+            self._kinematics[name] = torch.zeros(shape), memory.reshape(shape)
+            self.sense()
+        return self._kinematics[name][0]
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         envs = np.flatnonzero(mask.numpy())

@@ -59,6 +59,7 @@ class Sim(ABC):
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: torch.device):
         self.model, self.num_envs, self.device = model, num_envs, device
+        self._shared_fields: dict[str, Tensor] = {}
         flags, counts = (torch.zeros(num_envs, dtype=dtype, device=device) for dtype in (torch.bool, torch.int64))
         self.failed, self.overflowed, self.failures, self.overflows = flags, flags.clone(), counts, counts.clone()
 
@@ -91,6 +92,20 @@ class Sim(ABC):
         if name not in self._fields:
             raise KeyError(f"model field {name!r} is not per env; per-env fields are {tuple(self._fields)}")
         return self._fields[name]
+
+    def model_field(self, name: str) -> Tensor:
+        """Return a field of the model, [env, ...] if it differs between envs, otherwise [1, ...]."""
+        if name in self._fields:
+            return self._fields[name]
+        if name not in self._shared_fields:
+            values = torch.from_numpy(np.array(getattr(self.model, name)))
+            self._shared_fields[name] = values.to(self.device, torch.float32).unsqueeze(0)
+        return self._shared_fields[name]
+
+    @abstractmethod
+    def kinematics(self, name: str) -> Tensor:
+        """Return poses that `sense` updates in place: cam_xpos, cam_xmat, light_xpos, light_xdir, geom_xpos or
+        geom_xmat, [env, object, ...]. Matrices are [3, 3]."""
 
     @abstractmethod
     def refresh_constants(self, derived: bool = True) -> None:

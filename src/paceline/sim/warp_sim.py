@@ -106,6 +106,9 @@ class WarpSim(Sim):
         if not self._all_early:
             self.sensordata.masked_fill_(mask[:, None] & ~self._early_columns, 0.0)
 
+    def kinematics(self, name: str) -> Tensor:
+        return wp.to_torch(getattr(self._data, name))
+
     def refresh_constants(self, derived: bool = True) -> None:
         if derived:
             with on_torch_stream(self.device):

@@ -1,0 +1,1 @@
+"""Images of all envs: cameras, their renderers, and what is drawn."""

@@ -1,0 +1,184 @@
+"""Renderer on the CPU: MuJoCo casts one ray per pixel in all envs, on all cores. It needs neither OpenGL nor Warp."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.cameras.camera import Camera
+from paceline.cameras.scene import DIRECTIONAL, Scene, make_scene
+from paceline.cameras.shading import EnvAppearance, Hits, Shader
+from paceline.sim.mujoco_sim import MujocoSim
+
+# Number of rays that are cast at once, which bounds the memory.
+_RAYS_PER_CALL = 2**18
+# A ray that starts inside a geom hits its surface from inside, which is not drawn. The ray continues behind the hit.
+_MOST_SURFACES = 4
+_CONTINUE = 1e-5
+# Distance by which a shadow ray starts above the surface, m.
+_SHADOW_OFFSET = 1e-4
+
+
+class RayRenderer:
+    """Renders one camera of a `MujocoSim`."""
+
+    def __init__(self, name: str, camera: Camera, sim: MujocoSim, classes: Mapping[str, int]):
+        self._camera, self._sim = camera, sim
+        self.scene: Scene = make_scene(sim.model, camera, classes)
+        self._index = sim.model.camera(name).id
+        self._shader = Shader(self.scene)
+        groups = np.isin(np.arange(mujoco.mjNGROUP), camera.geom_groups)
+        self._groups = groups.astype(np.uint8)
+        self._poses = {
+            name: sim.kinematics(name)
+            for name in ("cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "geom_xpos", "geom_xmat")
+        }
+        # Directions for a field of view with a tangent of 1, [ray, 3].
+        samples = 2 if camera.antialias and "rgb" in camera.streams else 1
+        self._samples = samples
+        columns, rows = (np.arange(size * samples) + 0.5 for size in (camera.width, camera.height))
+        x = (columns - 0.5 * len(columns)) / (0.5 * len(rows))
+        y = (0.5 * len(rows) - rows) / (0.5 * len(rows))
+        self._grid = np.stack((*np.meshgrid(x, y), np.full((len(rows), len(columns)), -1.0)), axis=-1).reshape(-1, 3)
+
+    def render(self, images: dict[str, Tensor], due: Tensor) -> None:
+        """Render the envs of `due`, bool [env], into `images`, each [env, channel, height, width]."""
+        envs = due.nonzero()[:, 0]
+        for chunk in envs.split(max(1, _RAYS_PER_CALL // len(self._grid))):
+            self._render_envs(images, chunk)
+
+    def _render_envs(self, images: dict[str, Tensor], envs: Tensor) -> None:
+        view = self._view(envs)
+        depth, geom, normal = self._cast(view)
+        shape = (len(envs), self._camera.height * self._samples, self._camera.width * self._samples)
+        # Streams other than rgb have one sample per pixel, the first of four.
+        pixels = (slice(None), slice(None, None, self._samples), slice(None, None, self._samples))
+        far = self._camera.far
+        for stream in self._camera.streams:
+            if stream == "rgb":
+                image = self._colors(view, depth, geom, normal).reshape(*shape, 3)
+            elif stream == "depth":
+                image = np.where(geom >= 0, np.minimum(depth, far), far).reshape(shape)[pixels]
+            elif stream == "distance":
+                length = np.linalg.norm(view.rays, axis=-1)
+                image = np.where(geom >= 0, np.minimum(depth * length, far), far).reshape(shape)[pixels]
+            elif stream == "segmentation":
+                image = geom.reshape(shape)[pixels]
+            elif stream == "classes":
+                image = np.where(geom >= 0, self.scene.classes[geom], 0).reshape(shape)[pixels]
+            else:
+                image = normal.reshape(*shape, 3)[pixels]
+            image = torch.from_numpy(image)
+            image = image.permute(0, 3, 1, 2) if image.dim() == 4 else image.unsqueeze(1)
+            if stream == "rgb" and self._samples > 1:
+                image = torch.nn.functional.avg_pool2d(image, self._samples)
+            if stream == "rgb":
+                image = image.mul(255.0).add_(0.5)
+            images[stream][envs] = image.to(images[stream].dtype)
+
+    def _view(self, envs: Tensor) -> "_View":
+        index, ids = self._index, envs.numpy()
+        fovy = self._sim.model_field("cam_fovy").expand(self._sim.num_envs, -1)[envs, index].double().numpy()
+        tangent, directions = np.tan(0.5 * np.radians(fovy)), self._grid[None].repeat(len(ids), 0)
+        directions[..., :2] *= tangent[:, None, None]
+        matrix = self._poses["cam_xmat"][envs, index].double().numpy()
+        origin = self._poses["cam_xpos"][envs, index].double().numpy()
+        return _View(ids, origin[:, None], directions @ matrix.transpose(0, 2, 1), -matrix[:, :, 2], tangent)
+
+    def _cast(self, view: "_View") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the depth, the geom (-1 for none) and the normal of the first surface that each ray hits from outside,
+        beyond the near plane."""
+        start = np.full(view.rays.shape[:2], self._camera.near)
+        depth, geom, normal = self._ray(view, slice(None), start)
+        for _ in range(_MOST_SURFACES):
+            inside = (geom >= 0) & ((normal * view.rays).sum(-1) > 0.0)
+            rows = np.flatnonzero(inside.any(1))
+            if not len(rows):
+                break
+            start = np.where(inside, depth + _CONTINUE, start)
+            depth[rows], geom[rows], normal[rows] = self._ray(view, rows, start[rows])
+        return depth, geom, normal
+
+    def _ray(self, view: "_View", rows: slice | np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
+        rays = view.rays[rows]
+        distance, geom, normal = self._sim.batch.ray(
+            view.origin[rows] + start[..., None] * rays,
+            rays,
+            geomgroup=self._groups,
+            ids=view.envs[rows],
+            normal=True,
+        )
+        # Distances are in units of the length of a ray, which is 1 along the axis of the camera.
+        return distance + start, geom, normal
+
+    def _colors(self, view: "_View", depth: np.ndarray, geom: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """Return the colors of all rays from 0 to 1, float32 [env, ray, 3]."""
+        colors = np.empty((*geom.shape, 3), np.float32)
+        rows, columns = (geom >= 0).nonzero()
+        missed = geom < 0
+        if missed.any():
+            colors[missed] = self._shader.sky(torch.from_numpy(view.rays[missed]).float()).numpy()
+        if not len(rows):
+            return colors
+        rays, depth = view.rays[rows, columns], depth[rows, columns]
+        pixel = 2.0 * view.tangent / (self._camera.height * self._samples)
+        arrays = (view.origin[rows, 0] + depth[:, None] * rays, normal[rows, columns], rays, depth)
+        point, normals, rays, depth = (torch.from_numpy(array).float() for array in arrays)
+        hits = Hits(
+            env=torch.from_numpy(view.envs[rows]),
+            geom=torch.from_numpy(geom[rows, columns]).long(),
+            point=point,
+            normal=normals,
+            ray=rays,
+            depth=depth,
+            axis=torch.from_numpy(view.axis[rows]).float(),
+            pixel=torch.from_numpy(pixel[rows]).float(),
+        )
+        lit = self._lit(view, hits, rows, columns) if self._camera.shadows else {}
+        poses = self._poses["geom_xpos"], self._poses["geom_xmat"]
+        colors[rows, columns] = self._shader.shade(hits, self._appearance(), *poses, lit).numpy()
+        return colors
+
+    def _lit(self, view: "_View", hits: Hits, rows: np.ndarray, columns: np.ndarray) -> dict[int, Tensor]:
+        """Return for each light that casts shadows which hits it reaches, bool [hit]."""
+        found = {}
+        for light in np.flatnonzero(self.scene.lights.castshadow).tolist():
+            points, toward = (np.zeros((*view.rays.shape[:2], 3)) for _ in range(2))
+            points[rows, columns] = (hits.point + _SHADOW_OFFSET * hits.normal).numpy()
+            direction = self._poses["light_xdir"][hits.env, light].numpy()
+            toward[...] = (0.0, 0.0, 1.0)
+            is_directional = self.scene.lights.kind[light] == DIRECTIONAL
+            position = self._poses["light_xpos"][hits.env, light].numpy()
+            toward[rows, columns] = -direction if is_directional else position - points[rows, columns]
+            distance, geom = self._sim.batch.ray(points, toward, geomgroup=self._groups, ids=view.envs)
+            blocked = (geom >= 0) & (is_directional | (distance < 1.0))
+            found[light] = torch.from_numpy(~blocked[rows, columns])
+        return found
+
+    def _appearance(self) -> EnvAppearance:
+        lights, colors = self.scene.lights, {}
+        for name in ("ambient", "diffuse", "specular"):
+            per_env = self._sim.model_field(f"light_{name}")
+            headlight = torch.from_numpy(getattr(lights, name)[-1:]).expand(len(per_env), -1, -1)
+            active = torch.from_numpy(self._sim.model.light_active)[:, None]
+            colors[name] = torch.cat((per_env * active, headlight), dim=1)
+        rgba = self._sim.model_field("geom_rgba")
+        return EnvAppearance(rgba, self._poses["light_xpos"], self._poses["light_xdir"], **colors)
+
+
+class _View(NamedTuple):
+    """Rays of the camera in some envs, in the world frame."""
+
+    envs: np.ndarray
+    """Indices of the envs."""
+    origin: np.ndarray
+    """Position of the camera, [env, 1, 3]."""
+    rays: np.ndarray
+    """Directions, [env, ray, 3], with a length of 1 along the axis of the camera."""
+    axis: np.ndarray
+    """Direction in which the camera looks, [env, 3]."""
+    tangent: np.ndarray
+    """Tangent of half the vertical field of view, [env]."""
