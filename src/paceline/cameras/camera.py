@@ -66,9 +66,9 @@ class Camera:
     """Let primitive geoms cast the shadows of the model's lights."""
     antialias: bool = False
     """Average four rays per pixel in rgb."""
-    mesh_error: NonNegative = 0.25
-    """Largest error of simplified meshes as a fraction of a pixel at the distance of the mesh; 0 draws all triangles.
-    Used by the GPU renderer only."""
+    mesh_detail: NonNegative = 0.5
+    """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0. Smaller
+    details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""
     effects: SensorEffects = SensorEffects()
 
     def check(self, name: str) -> None:

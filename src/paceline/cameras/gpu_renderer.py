@@ -35,7 +35,7 @@ class GpuRenderer:
         model, is_mesh = sim.model, np.isin(sim.model.geom_type[self.scene.drawn], (MESH, HFIELD))
         # Primitives first.
         drawn = np.concatenate((self.scene.drawn[~is_mesh], self.scene.drawn[is_mesh]))
-        self.triangles: Triangles = make_triangles(model, drawn, camera)
+        self.triangles: Triangles = make_triangles(model, drawn, name, camera)
         samples = 2 if camera.antialias and "rgb" in camera.streams else 1
         tiles = [math.ceil(size / (_TILE // samples)) for size in (camera.width, camera.height)]
         # Tiles of equal size, a multiple of 8.

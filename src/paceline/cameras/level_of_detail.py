@@ -1,8 +1,8 @@
 """Triangles of meshes and heightfields for the GPU renderer, simplified to the resolution of a camera.
 
-A mesh of a CAD file has more triangles than an image has pixels. Vertices that lie in the same cell of a grid are
-merged, and triangles that cannot be seen from outside are removed. The size of the cells follows from the size of a
-pixel at the nearest distance from which the camera is expected to see the mesh.
+A mesh of a CAD file has more triangles than an image has pixels. Vertices in the same cell of a grid are merged into
+the point that fits the planes of their triangles best (Lindstrom 2000), and triangles that cannot be seen from outside
+the mesh are removed. The size of the cells follows from the size of a pixel at the distance of the mesh.
 """
 
 import math
@@ -14,6 +14,8 @@ import numpy as np
 from paceline.cameras.camera import Camera
 from paceline.cameras.scene import HFIELD, MESH
 
+# Numbers of directions and of points per triangle with which the visibility of triangles is tested.
+_DIRECTIONS, _POINTS = 80, 12
 # Number of triangles of a cluster: a warp draws a cluster, so it is a multiple of 32.
 _CLUSTER = 64
 
@@ -29,17 +31,23 @@ class Triangles(NamedTuple):
     cluster_ints: np.ndarray
     """Drawn geom, first triangle and number of triangles, int32 [cluster, 3]."""
     count: int
+    full_count: int
+    """Number of triangles before simplification."""
 
 
-def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, camera: Camera) -> Triangles:
-    """Return the triangles of the drawn geoms that are meshes or heightfields."""
-    del camera
-    parts, floats, ints, count = [], [], [], 0
+def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: Camera) -> Triangles:
+    """Return the triangles of the drawn geoms that are meshes or heightfields, simplified for a camera."""
+    parts, floats, ints, count, full_count = [], [], [], 0, 0
+    pixels = pixel_sizes(model, name, camera)
     for slot, geom in enumerate(drawn.tolist()):
         if model.geom_type[geom] == MESH:
-            triangles = _mesh(model, model.geom_dataid[geom])
+            vertices, faces = _mesh(model, model.geom_dataid[geom])
+            full_count += len(faces)
+            cell = camera.mesh_detail * pixels[geom]
+            triangles = simplify(vertices, faces, cell) if cell > 0.0 else vertices[faces]
         elif model.geom_type[geom] == HFIELD:
             triangles = _heightfield(model, model.geom_dataid[geom])
+            full_count += len(triangles)
         else:
             continue
         for cluster in _clusters(triangles):
@@ -48,16 +56,90 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, camera: Camera) -> 
             parts.append(np.concatenate((cluster, np.full((len(cluster), 3, 1), slot)), axis=2))
             count += len(cluster)
     if not count:
-        return Triangles(np.zeros((1, 4), np.float32), np.zeros((0, 8), np.float32), np.zeros((0, 3), np.int32), 0)
+        return Triangles(np.zeros((1, 4), np.float32), np.zeros((0, 8), np.float32), np.zeros((0, 3), np.int32), 0, 0)
     corners = np.concatenate(parts).transpose(1, 0, 2).reshape(-1, 4)
-    return Triangles(corners.astype(np.float32), np.array(floats, np.float32), np.array(ints, np.int32), count)
+    floats, ints = np.array(floats, np.float32), np.array(ints, np.int32)
+    return Triangles(corners.astype(np.float32), floats, ints, count, full_count)
 
 
-def _mesh(model: mujoco.MjModel, mesh: int) -> np.ndarray:
-    """Return the triangles of a mesh, [triangle, 3, 3]."""
+def pixel_sizes(model: mujoco.MjModel, name: str, camera: Camera) -> np.ndarray:
+    """Return the size of a pixel at the nearest point of each geom in the initial pose, m, [geom]."""
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    mujoco.mj_forward(model, data)
+    index = model.camera(name).id
+    distance = np.linalg.norm(data.geom_xpos - data.cam_xpos[index], axis=1) - model.geom_rbound
+    tangent = math.tan(0.5 * math.radians(model.cam_fovy[index]))
+    return 2.0 * tangent / camera.height * np.maximum(distance, camera.near)
+
+
+def _mesh(model: mujoco.MjModel, mesh: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vertices, float64 [vertex, 3], and the triangles of a mesh, [triangle, 3]."""
     vertices = model.mesh_vert[model.mesh_vertadr[mesh] :][: model.mesh_vertnum[mesh]]
-    faces = model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
-    return vertices[faces].astype(np.float64)
+    return vertices.astype(np.float64), model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
+
+
+def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> np.ndarray:
+    """Return the triangles [triangle, 3, 3] of a mesh whose vertices are merged in cells of this size."""
+    _, merged = np.unique(np.floor(vertices / cell).astype(np.int64), axis=0, return_inverse=True)
+    merged = merged.reshape(-1)
+    points = _representatives(vertices, faces, merged, cell)
+    kept = merged[faces]
+    kept = kept[(kept[:, 0] != kept[:, 1]) & (kept[:, 1] != kept[:, 2]) & (kept[:, 2] != kept[:, 0])]
+    # Triangles that became equal are drawn once. The smallest index comes first, in the same direction.
+    first = kept.argmin(1)[:, None]
+    kept = np.unique(np.take_along_axis(kept, (first + np.arange(3)) % 3, axis=1), axis=0)
+    triangles = points[kept]
+    return triangles[_visible(triangles, 1.5 * cell)]
+
+
+def _representatives(vertices: np.ndarray, faces: np.ndarray, merged: np.ndarray, cell: float) -> np.ndarray:
+    """Return one point for each group of merged vertices: that with the smallest sum of squared distances to the planes
+    of the triangles of the group, weighted by their areas, near the mean of the group."""
+    count = merged.max() + 1
+    sizes = np.bincount(merged, minlength=count)[:, None]
+    mean = np.stack([np.bincount(merged, vertices[:, axis], count) for axis in range(3)], axis=1) / sizes
+    a, b, c = (vertices[faces[:, corner]] for corner in range(3))
+    normal = np.cross(b - a, c - a)
+    matrix, vector = np.zeros((count, 3, 3)), np.zeros((count, 3))
+    for corner in range(3):
+        group = merged[faces[:, corner]]
+        offset = ((a - mean[group]) * normal).sum(1)
+        np.add.at(matrix, group, normal[:, :, None] * normal[:, None, :])
+        np.add.at(vector, group, offset[:, None] * normal)
+    values, axes = np.linalg.eigh(matrix)
+    # Directions in which the planes do not determine the point keep the mean.
+    usable = values > 1e-3 * values[:, 2:]
+    inverse = np.where(usable, 1.0 / np.maximum(values, 1e-30), 0.0)
+    move = np.einsum("nij,nj,nkj,nk->ni", axes, inverse, axes, vector)
+    length = np.linalg.norm(move, axis=1, keepdims=True)
+    return mean + np.where(length < cell, move, 0.0)
+
+
+def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
+    """Return which triangles can be seen from outside, bool [triangle]: points on them are the nearest ones in a grid of
+    cells from at least one of many directions."""
+    index = np.arange(_DIRECTIONS) + 0.5
+    polar, azimuth = np.arccos(1.0 - 2.0 * index / _DIRECTIONS), math.pi * (1.0 + math.sqrt(5.0)) * index
+    directions = np.stack((np.cos(azimuth) * np.sin(polar), np.sin(azimuth) * np.sin(polar), np.cos(polar)), axis=1)
+    weights = np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0), _POINTS)
+    points = np.einsum("kc,fcd->fkd", weights, triangles)
+    normal = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    seen = np.zeros(len(triangles), dtype=bool)
+    for direction in directions:
+        facing = (normal @ direction > 0.0) & ~seen
+        if not facing.any():
+            continue
+        side = np.cross(direction, np.eye(3)[np.abs(direction).argmin()])
+        side /= np.linalg.norm(side)
+        x, y, depth = points @ side, points @ np.cross(direction, side), -(points @ direction)
+        column, row = (((part - part.min()) / cell).astype(np.int64) for part in (x, y))
+        place = column * (row.max() + 1) + row
+        nearest = np.full(place.max() + 1, np.inf)
+        np.minimum.at(nearest, place.reshape(-1), depth.reshape(-1))
+        seen |= facing & (depth <= nearest[place] + cell).any(1)
+    return seen
 
 
 def _heightfield(model: mujoco.MjModel, hfield: int) -> np.ndarray:
@@ -68,7 +150,7 @@ def _heightfield(model: mujoco.MjModel, hfield: int) -> np.ndarray:
     x, y = np.meshgrid(np.linspace(-x_size, x_size, columns), np.linspace(-y_size, y_size, rows))
     points = np.stack((x, y, heights * z_size), axis=-1)
     a, b, c, d = points[:-1, :-1], points[:-1, 1:], points[1:, :-1], points[1:, 1:]
-    lower, upper = np.stack((a, b, c), axis=2), np.stack((b, d, c), axis=2)
+    lower, upper = np.stack((a, b, d), axis=2), np.stack((a, d, c), axis=2)
     return np.stack((lower, upper), axis=2).reshape(-1, 3, 3)
 
 
@@ -108,7 +190,7 @@ def _bounds(triangles: np.ndarray) -> tuple[float, ...]:
         return (*center, radius, 0.0, 0.0, 1.0, 2.0)
     axis = normals.mean(0)
     axis /= max(float(np.linalg.norm(axis)), 1e-12)
-    cosine = float((normals @ axis).min())
+    cosine = min(float((normals @ axis).min()), 1.0)
     # A cone of more than a half-space is never culled.
     sine = math.sqrt(1.0 - cosine**2) if cosine > 0.0 else 2.0
     return (*center, radius, *axis, sine)

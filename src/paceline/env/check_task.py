@@ -11,6 +11,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from paceline.cameras.camera import Camera
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
 from paceline.env.randomization import Randomization
 from paceline.env.task import MAX_DECIMATION, EnvState, ResetState, Task, overrides
@@ -69,6 +70,10 @@ def check_members(task: Task) -> None:
         _refuse(task, f"'observation_delay' is {delay!r}, but must be {allowed}")
     if not isinstance(fields, tuple) or not all(isinstance(item, Randomization) for item in fields):
         _refuse(task, f"randomized_fields() is {fields!r}, but must be a tuple of Randomization")
+    for name, camera in _dict(task, "cameras()", task.cameras()).items():
+        if not isinstance(camera, Camera):
+            _refuse(task, f"cameras()[{name!r}] is {_described(camera)}, but must be a paceline.cameras.camera.Camera")
+    _dict(task, "geom_classes()", task.geom_classes())
     spec = _dict(task, "state_spec()", task.state_spec())
     for name, width in spec.items():
         if not isinstance(width, int) or width < 1:
@@ -133,7 +138,7 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
         if not getattr(reset, name).isfinite().all():
             _refuse(task, f"{name} of {what} has numbers that are not finite")
     check.tensor("control(state)", task.control(state), actuator=model.nu)
-    check.observations("observe(state)", task.observe(state))
+    check.observations("observe(state)", task.observe(state), required=not task.cameras())
     terminated = check.tensor("terminated(state)", task.terminated(state), torch.bool)
     terms = check.tensors("reward(state, terminated)", task.reward(state, terminated))
     if not terms:
@@ -167,8 +172,8 @@ class _Results:
             self.tensor(f"{what}[{name!r}]", value, **({} if spec is None else {"width": spec[name]}))
         return tuple(values)
 
-    def observations(self, what: str, groups: Any) -> None:
-        if "policy" not in _dict(self._task, what, groups):
+    def observations(self, what: str, groups: Any, required: bool) -> None:
+        if "policy" not in _dict(self._task, what, groups) and required:
             _refuse(self._task, f"{what} has {_listed(groups) or 'nothing'}, but must have 'policy'")
         for name, value in groups.items():
             shape = value.shape[1:] if isinstance(value, Tensor) else ()

@@ -18,10 +18,15 @@ def is_valid_delay(delay: Any) -> bool:
 
 
 class ObservationHistory:
-    """The latest observations of the group "policy", and the delay of each env. Without history and delay it returns
-    the observations that it is given, and has no state."""
+    """The latest observations of a group, and the delay of each env. Without history and delay it returns the
+    observations that it is given, and has no state.
 
-    def __init__(self, history: int, delay: tuple[int, int], obs: Tensor):
+    `column` is the column of the samples from which the delay is taken; groups with the same column have the same
+    delay. `name` distinguishes the states of several groups.
+    """
+
+    def __init__(self, history: int, delay: tuple[int, int], obs: Tensor, column: int = 0, name: str = ""):
+        self.column, self._prefix = column, f"observation_history/{name}/" if name else "observation_history/"
         self._min_delay, self._max_delay = delay
         self.samples_delay = self._min_delay < self._max_delay
         steps = history + self._max_delay
@@ -32,12 +37,12 @@ class ObservationHistory:
         self._buffer = torch.stack([obs] * steps, dim=1) if self._active else obs[:0]
 
     def state(self) -> dict[str, Tensor]:
-        state = {"observation_history/delay": self._delay, "observation_history/buffer": self._buffer}
+        state = {f"{self._prefix}delay": self._delay, f"{self._prefix}buffer": self._buffer}
         return state if self._active else {}
 
     def check(self, state: dict[str, Tensor]) -> None:
         """Raise UserError if `state` has another history or delay."""
-        buffer, delay = state.get("observation_history/buffer"), state.get("observation_history/delay")
+        buffer, delay = state.get(f"{self._prefix}buffer"), state.get(f"{self._prefix}delay")
         same_shape = buffer is not None and buffer.shape[1:] == self._buffer.shape[1:]
         same_delay = delay is not None and bool(((delay >= self._min_delay) & (delay <= self._max_delay)).all())
         if self._active and not (same_shape and same_delay):
@@ -47,9 +52,9 @@ class ObservationHistory:
             )
 
     def reset(self, mask: Tensor, uniform: Tensor) -> None:
-        """Sample the delay of the envs in `mask`, bool [env], from `uniform` [env, 1]."""
+        """Sample the delay of the envs in `mask`, bool [env], from `uniform` [env, columns]."""
         if self.samples_delay:
-            delay = self._min_delay + (uniform[:, 0] * (self._max_delay - self._min_delay + 1)).long()
+            delay = self._min_delay + (uniform[:, self.column] * (self._max_delay - self._min_delay + 1)).long()
             self._delay.copy_(torch.where(mask, delay, self._delay))
 
     def append(self, obs: Tensor, episode_step: Tensor) -> Tensor:
@@ -75,9 +80,11 @@ class ObservationHistory:
 
     def _stacked(self, buffer: Tensor) -> Tensor:
         """Return the delayed observations side by side, [env, history * n]; for images, [env, history * channels,
-        ...]."""
-        if not self.samples_delay:
-            return buffer[:, : len(self._offsets)].flatten(1, 2)
-        index = (self._max_delay - self._delay)[:, None] + self._offsets
-        index = index.view(*index.shape, *[1] * (buffer.dim() - 2)).expand(-1, -1, *buffer.shape[2:])
-        return buffer.gather(1, index).flatten(1, 2)
+        height, width] in channels-last memory."""
+        if self.samples_delay:
+            index = (self._max_delay - self._delay)[:, None] + self._offsets
+            index = index.view(*index.shape, *[1] * (buffer.dim() - 2)).expand(-1, -1, *buffer.shape[2:])
+            stacked = buffer.gather(1, index).flatten(1, 2)
+        else:
+            stacked = buffer[:, : len(self._offsets)].flatten(1, 2)
+        return stacked.contiguous(memory_format=torch.channels_last) if stacked.dim() == 4 else stacked

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.cameras.camera import Camera, group_name
+from paceline.cameras.tiled_camera import TiledCamera, prepare_model
 from paceline.env.check_task import check_members, check_model, check_results
 from paceline.env.observations import ObservationHistory
 from paceline.env.randomization import Randomizer, per_env_fields
@@ -45,8 +47,9 @@ class RobotEnv:
         self.device, self.first_env = torch.device(device), first_env
         self.capturable = self.device.type == "cuda"
         self._updates_state, self._resamples = overrides(task, "update_state"), overrides(task, "resample")
-        model, randomized = task.model(), task.randomized_fields()
+        model, randomized, cameras = task.model(), task.randomized_fields(), task.cameras()
         check_model(task, model)
+        prepare_model(model, cameras)
         self.sim = make_sim(model, num_envs, engine, self.device, per_env_fields(randomized, model), threads)
         self.step_seconds = task.decimation * self.sim.model.opt.timestep
         self.max_episode_steps = max(1, round(task.episode_seconds / self.step_seconds))
@@ -68,8 +71,8 @@ class RobotEnv:
         )
         terms, metrics = check_results(task, state)
         self._randomizer = Randomizer(randomized, self.sim, seed, self._env_index, self.step_seconds)
-        policy_obs = task.observe(state)["policy"]
-        self._history = ObservationHistory(task.observation_history, task.observation_delay, policy_obs)
+        self._tiled_camera = TiledCamera(cameras, task.geom_classes(), self.sim, seed, self._env_index)
+        self._histories = self._make_histories(cameras)
         self._apply = graph.fuse(self._apply_actions, self.device)
         self._evaluate = graph.fuse(self._evaluate_step, self.device)
         self._observe = graph.fuse(self._observe_and_store, self.device)
@@ -81,15 +84,27 @@ class RobotEnv:
         self._one = torch.ones(num_envs, 1, device=self.device)
         self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
         self._reset_all()
-        groups = self._observe_and_store()
+        groups = self._observe_and_store() | self._render()
         self.observation_spec = {name: TensorSpec(tuple(obs.shape[1:]), obs.dtype) for name, obs in groups.items()}
+
+    def _make_histories(self, cameras: dict[str, Camera]) -> dict[str, ObservationHistory]:
+        """Return the history of each observation group that has one: "policy", and the streams of the cameras."""
+        histories, columns = {}, 0
+        if "policy" in (vectors := self.task.observe(self.env_state)):
+            delay, columns = self.task.observation_delay, 1
+            histories["policy"] = ObservationHistory(self.task.observation_history, delay, vectors["policy"], 0)
+        for number, (name, camera) in enumerate(cameras.items()):
+            for group in (group_name(name, stream) for stream in camera.streams):
+                image, column = self._tiled_camera.images[group], columns + number
+                histories[group] = ObservationHistory(camera.frames, camera.effects.latency, image, column, group)
+        return histories
 
     def reset(self) -> dict[str, Tensor]:
         self._reset_all()
         for tensor in (self._episode, self._episode_step, self._actions):
             tensor.zero_()
         self._steps += 1
-        return self._observe()
+        return self._observe() | self._render()
 
     def step(self, actions: Tensor) -> Step:
         self._apply(actions.detach())
@@ -101,11 +116,11 @@ class RobotEnv:
         if self._push:
             self.sim.push(self._push())
         self.sim.sense()
-        return Step(self._observe(), *outcome)
+        return Step(self._observe() | self._render(), *outcome)
 
     def observe(self) -> dict[str, Tensor]:
-        obs = self._current_observations()
-        return obs | {"policy": self._history.latest(obs["policy"])}
+        obs = self._current_observations() | self._tiled_camera.images
+        return obs | {name: history.latest(obs[name]) for name, history in self._histories.items()}
 
     def faults(self) -> Tensor:
         return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
@@ -116,8 +131,9 @@ class RobotEnv:
         per_step, delay = reset[..., :0], reset
         if self.task.num_step_samples:
             per_step = self._uniform(step, random.Stream.STEP, self.task.num_step_samples)
-        if self._history.samples_delay:
-            delay = self._uniform(step, random.Stream.DELAY, 1)
+        if any(history.samples_delay for history in self._histories.values()):
+            columns = 1 + max(history.column for history in self._histories.values())
+            delay = self._uniform(step, random.Stream.DELAY, columns)
         rows = zip(reset, per_step, delay, self._randomizer.samples(step), strict=True)
         self._prefetched = [_Samples(*row) for row in rows][::-1]
 
@@ -126,10 +142,12 @@ class RobotEnv:
         return own | {f"sim/{name}": tensor for name, tensor in self.sim.state().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        self._history.check(state)
+        for history in self._histories.values():
+            history.check(state)
         for name, tensor in self._own_state().items():
             tensor.copy_(state[name])
         self.sim.load_state({name.removeprefix("sim/"): t for name, t in state.items() if name.startswith("sim/")})
+        self._tiled_camera.render(self._episode_step, self._steps)
         self._prefetched.clear()
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -140,7 +158,8 @@ class RobotEnv:
             "last_action": self.env_state.last_action,
             "episode": self._episode,
             **{f"task_state/{name}": values for name, values in self._task_state.items()},
-            **self._history.state(),
+            **{name: tensor for history in self._histories.values() for name, tensor in history.state().items()},
+            **self._tiled_camera.state(),
         }
 
     def _uniform(self, step: Tensor, stream: random.Stream, count: int) -> Tensor:
@@ -155,9 +174,16 @@ class RobotEnv:
         everywhere, samples = torch.ones_like(self.sim.failed), self._next_samples()
         reset = self.task.reset(self.env_state, samples.reset)
         self._set_task_state(reset.task_state, everywhere)
-        self._history.reset(everywhere, samples.delay)
+        for history in self._histories.values():
+            history.reset(everywhere, samples.delay)
         self.sim.reset(everywhere, reset.qpos, reset.qvel)
         self.sim.sense()
+
+    def _render(self) -> dict[str, Tensor]:
+        """Render the cameras that are due and return the images of all cameras. The next step overwrites them."""
+        self._tiled_camera.render(self._episode_step, self._steps)
+        images = self._tiled_camera.images
+        return {name: self._histories[name].append(image, self._episode_step) for name, image in images.items()}
 
     def _set_task_state(self, values: dict[str, Tensor], mask: Tensor) -> None:
         for name, value in values.items():
@@ -178,7 +204,8 @@ class RobotEnv:
             for name, values in self.task.update_state(state, samples.step).items():
                 self._task_state[name].copy_(values)
         final_obs, terminated = self._current_observations(), self.task.terminated(state)
-        final_obs["policy"] = self._history.preview(final_obs["policy"])
+        if "policy" in final_obs:
+            final_obs["policy"] = self._histories["policy"].preview(final_obs["policy"])
         if failed is not None:
             terminated = terminated | failed
         truncated = (self._episode_step >= self.max_episode_steps) & ~terminated
@@ -206,7 +233,8 @@ class RobotEnv:
         reset = self.task.reset(state, samples.reset)
         self._set_task_state(resampled, ~done)
         self._set_task_state(reset.task_state, done)
-        self._history.reset(done, samples.delay)
+        for history in self._histories.values():
+            history.reset(done, samples.delay)
         self._episode_step.masked_fill_(done, 0)
         self._actions.masked_fill_(done.unsqueeze(1), 0.0)
         self._steps += 1
@@ -218,7 +246,8 @@ class RobotEnv:
 
     def _observe_and_store(self) -> dict[str, Tensor]:
         obs = self._current_observations()
-        obs["policy"] = self._history.append(obs["policy"], self._episode_step)
+        if "policy" in obs:
+            obs["policy"] = self._histories["policy"].append(obs["policy"], self._episode_step)
         return obs
 
 

@@ -8,6 +8,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from paceline.cameras.camera import Camera
 from paceline.env.randomization import Randomization
 from paceline.sim.simulation import Sim
 
@@ -104,7 +105,8 @@ class Task:
         raise NotImplementedError
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
-        """Return the observation groups, each [env, n]: "policy", and "critic" if the critic observes more."""
+        """Return the observation groups, each [env, n]: "policy", and "critic" if the critic observes more. A task whose
+        policy observes only images returns no group "policy"."""
         raise NotImplementedError
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
@@ -124,6 +126,16 @@ class Task:
     episode fills the places of those before it."""
     observation_delay: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the group "policy", in control steps. The delay is sampled in every episode."""
+
+    def cameras(self) -> dict[str, Camera]:
+        """Return the cameras by name. The model must have a camera of each name, see `cameras.camera.add_cameras`. Each
+        stream of a camera is an observation group NAME_STREAM, for example "front_rgb"."""
+        return {}
+
+    def geom_classes(self) -> dict[str, int]:
+        """Return the semantic classes of the camera stream "classes": regular expressions for names of geoms or bodies,
+        with numbers from 1 to 255. All other geoms, and the background, have class 0."""
+        return {}
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         """Return rows of numbers that the functions use. They become tensors once and are `EnvState.constants`."""

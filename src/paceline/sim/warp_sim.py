@@ -54,22 +54,22 @@ class WarpSim(Sim):
         batched = dict.fromkeys(per_env_fields + _DERIVED_FIELDS, num_envs) if per_env_fields else {}
         batched.pop(_GRAVITY, None)
         with on_torch_stream(self.device):
-            self._model = mjw.put_model(model, batch_sizes=batched)
+            self.warp_model = mjw.put_model(model, batch_sizes=batched)
             if _GRAVITY in per_env_fields:
                 # Kernels support one gravity per env, but `put_model` has no batch size for options.
-                self._model.opt.gravity = wp.array(model.opt.gravity[None].repeat(num_envs, 0), dtype=wp.vec3)
+                self.warp_model.opt.gravity = wp.array(model.opt.gravity[None].repeat(num_envs, 0), dtype=wp.vec3)
             # Overflows are counted per env instead of printed by the kernels.
-            self._model.opt.warn_overflow = 0
-            self._data = mjw.make_data(model, num_envs, nconmax=contacts, njmax=constraints)
-        self._fields = {name: wp.to_torch(attrgetter(name)(self._model)) for name in per_env_fields}
-        views = {name: wp.to_torch(getattr(self._data, name)) for name in STATE_FIELDS}
+            self.warp_model.opt.warn_overflow = 0
+            self.warp_data = mjw.make_data(model, num_envs, nconmax=contacts, njmax=constraints)
+        self._fields = {name: wp.to_torch(attrgetter(name)(self.warp_model)) for name in per_env_fields}
+        views = {name: wp.to_torch(getattr(self.warp_data, name)) for name in STATE_FIELDS}
         self._engine_state = {name: tensor for name, tensor in views.items() if tensor.numel()}
         self._initial = {n: rows.clone() for n, rows in self._engine_state.items() if n not in _KERNEL_RESET_FIELDS}
         self.qpos, self.qvel, self.act = (views[name] for name in ("qpos", "qvel", "act"))
         self.ctrl, self.mocap_pos, self.mocap_quat = (views[name] for name in ("ctrl", "mocap_pos", "mocap_quat"))
 
         # step1 sets all sensors to zero, so sensors of accelerations and forces are kept in a copy.
-        self._engine_sensordata = wp.to_torch(self._data.sensordata)
+        self._engine_sensordata = wp.to_torch(self.warp_data.sensordata)
         self._early_columns = torch.from_numpy(columns_before_acceleration(model)).to(device)
         self._all_early = bool(self._early_columns.all())
         self.sensordata = self._engine_sensordata if self._all_early else self._engine_sensordata.clone()
@@ -77,11 +77,11 @@ class WarpSim(Sim):
 
     def step(self, substeps: int) -> None:
         with on_torch_stream(self.device):
-            mjw.step2(self._model, self._data)
+            mjw.step2(self.warp_model, self.warp_data)
             for _ in range(substeps - 1):
-                mjw.step1(self._model, self._data)
-                mjw.step2(self._model, self._data)
-            data, counts = self._data, [wp.from_torch(t) for t in (self.failures, self.overflows)]
+                mjw.step1(self.warp_model, self.warp_data)
+                mjw.step2(self.warp_model, self.warp_data)
+            data, counts = self.warp_data, [wp.from_torch(t) for t in (self.failures, self.overflows)]
             flags = [wp.from_torch(t) for t in (self.failed, self.overflowed)]
             inputs = [MAX_STATE_VALUE, _OVERFLOWS, data.qpos, data.qvel, data.overflow, *counts]
             wp.launch(detect_faults, self.num_envs, inputs=inputs, outputs=flags)
@@ -91,14 +91,14 @@ class WarpSim(Sim):
     def sense(self) -> None:
         # This is the first half of the next physics step, so it adds no cost.
         with on_torch_stream(self.device):
-            mjw.step1(self._model, self._data)
+            mjw.step1(self.warp_model, self.warp_data)
         if not self._all_early:
             torch.where(self._early_columns, self._engine_sensordata, self.sensordata, out=self.sensordata)
 
     def reset(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         with on_torch_stream(self.device):
             inputs = [wp.from_torch(tensor.contiguous()) for tensor in (mask, qpos, qvel)]
-            outputs = [getattr(self._data, name) for name in _KERNEL_RESET_FIELDS]
+            outputs = [getattr(self.warp_data, name) for name in _KERNEL_RESET_FIELDS]
             wp.launch(reset_envs, self.num_envs, inputs=inputs, outputs=outputs)
         for name, start in self._initial.items():
             current = self._engine_state[name]
@@ -107,15 +107,15 @@ class WarpSim(Sim):
             self.sensordata.masked_fill_(mask[:, None] & ~self._early_columns, 0.0)
 
     def kinematics(self, name: str) -> Tensor:
-        return wp.to_torch(getattr(self._data, name))
+        return wp.to_torch(getattr(self.warp_data, name))
 
     def refresh_constants(self, derived: bool = True) -> None:
         if derived:
             with on_torch_stream(self.device):
-                mjw.set_const(self._model, self._data)
+                mjw.set_const(self.warp_model, self.warp_data)
 
     def push(self, change: Tensor) -> None:
         self.qvel += change
 
     def _prepare_loaded_state(self) -> None:
-        wp.to_torch(self._data.overflow).zero_()
+        wp.to_torch(self.warp_data.overflow).zero_()

@@ -30,6 +30,9 @@ class Stream(IntEnum):
     STEP = 3
     RANDOMIZE = 4
     DELAY = 5
+    CAMERA_NOISE = 6
+    CAMERA_DROPOUT = 7
+    CAMERA_DELAY = 8
 
 
 def philox(counter: tuple[Words, ...], key: tuple[int, int]) -> tuple[Words, ...]:
