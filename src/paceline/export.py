@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paceline.env.vec_env import TensorSpec
 from paceline.errors import UserError, unknown
 from paceline.learners.networks import Policy
 from paceline.run.directory import write_atomically
@@ -41,7 +42,7 @@ def export(run: str, format: str, output: Path | None, task: str | None = None, 
     if os.path.exists(file) and not os.path.isfile(file):
         raise UserError(f"cannot write the policy {file}: it exists and is not a file; choose another --output")
     policy, generator = _PositionalPolicy(found.policy).eval(), torch.Generator().manual_seed(0)
-    obs = [torch.randn(7, *env.observation_spec[group].shape, generator=generator) for group in found.policy.groups]
+    obs = [_example(env.observation_spec[group], generator) for group in found.policy.groups]
     if not bool(policy(*obs).isfinite().all()):
         raise UserError(f"the policy of {found.file} gives actions that are not finite: choose another checkpoint")
     about = {"task": found.task, "iteration": found.iteration, "step_seconds": env.step_seconds}
@@ -52,6 +53,13 @@ def export(run: str, format: str, output: Path | None, task: str | None = None, 
     except OSError as error:
         raise UserError(f"cannot write the policy {file}: {error.strerror}; choose another --output") from None
     return file
+
+
+def _example(spec: TensorSpec, generator: torch.Generator) -> Tensor:
+    """Return random observations of a group, for a batch of 7."""
+    if spec.dtype.is_floating_point:
+        return torch.randn(7, *spec.shape, generator=generator).to(spec.dtype)
+    return torch.randint(spec.classes or 256, (7, *spec.shape), generator=generator, dtype=spec.dtype)
 
 
 class _PositionalPolicy(nn.Module):

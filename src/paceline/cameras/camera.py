@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import mujoco
 import numpy as np
@@ -13,6 +13,7 @@ from paceline.errors import UserError, unknown
 from paceline.validation import NonNegative, Positive, UnitInterval
 
 Stream = Literal["rgb", "depth", "distance", "segmentation", "classes", "normals"]
+STREAMS: tuple[Stream, ...] = get_args(Stream)
 Vector = tuple[float, float, float]
 Pixels = Annotated[int, Ge(8), Le(1024)]
 
@@ -65,7 +66,8 @@ class Camera:
     shadows: bool = False
     """Let primitive geoms cast the shadows of the model's lights."""
     antialias: bool = False
-    """Average four rays per pixel in rgb."""
+    """Average four rays per pixel in rgb. The other streams then show the first of the four, which is a quarter of a
+    pixel to the upper left."""
     mesh_detail: NonNegative = 0.5
     """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0. Smaller
     details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""

@@ -16,50 +16,59 @@ from paceline.cameras.scene import HFIELD, MESH
 
 # Numbers of directions and of points per triangle with which the visibility of triangles is tested.
 _DIRECTIONS, _POINTS = 80, 12
-# Number of triangles of a cluster: a warp draws a cluster, so it is a multiple of 32.
-_CLUSTER = 64
+MAX_VERTICES = 64
+"""Largest number of vertices of a cluster. The renderer keeps them in shared memory."""
+_MAX_TRIANGLES = 128
 
 
 class Triangles(NamedTuple):
-    """Triangles of all drawn geoms, in clusters that are culled as a whole."""
+    """Triangles of all drawn geoms, in clusters that are culled as a whole and share vertices."""
 
-    corners: np.ndarray
-    """Corners in the frame of the geom, and the index of the geom among the drawn ones, float32 [3 * triangle, 4]: all
-    first corners, then all second ones, then all third ones."""
+    vertices: np.ndarray
+    """Vertices of the clusters in the frame of their geom, float32 [vertex, 3]."""
+    triangles: np.ndarray
+    """Three vertices, counted within the cluster, in one number with 8 bits each; and the cluster, int32 [triangle,
+    2]."""
     cluster_floats: np.ndarray
     """Bounding sphere (4), axis of the cone of normals (3) and sine of its angle to the plane, float32 [cluster, 8]."""
     cluster_ints: np.ndarray
-    """Drawn geom, first triangle and number of triangles, int32 [cluster, 3]."""
-    count: int
+    """Drawn geom, first vertex, number of vertices, first triangle and number of triangles, int32 [cluster, 5]."""
     full_count: int
     """Number of triangles before simplification."""
 
 
 def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: Camera) -> Triangles:
     """Return the triangles of the drawn geoms that are meshes or heightfields, simplified for a camera."""
-    parts, floats, ints, count, full_count = [], [], [], 0, 0
+    vertices, triangles, floats, ints = [], [], [], []
+    num_vertices = num_triangles = full_count = 0
     pixels = pixel_sizes(model, name, camera)
     for slot, geom in enumerate(drawn.tolist()):
         if model.geom_type[geom] == MESH:
-            vertices, faces = _mesh(model, model.geom_dataid[geom])
+            points, faces = _mesh(model, model.geom_dataid[geom])
             full_count += len(faces)
-            cell = camera.mesh_detail * pixels[geom]
-            triangles = simplify(vertices, faces, cell) if cell > 0.0 else vertices[faces]
+            if camera.mesh_detail:
+                points, faces = simplify(points, faces, camera.mesh_detail * float(pixels[geom]))
+            clusters = _mesh_clusters(points, faces)
         elif model.geom_type[geom] == HFIELD:
-            triangles = _heightfield(model, model.geom_dataid[geom])
-            full_count += len(triangles)
+            points, clusters = _heightfield(model, model.geom_dataid[geom])
+            full_count += sum(map(len, clusters))
         else:
             continue
-        for cluster in _clusters(triangles):
-            floats.append(_bounds(cluster))
-            ints.append((slot, count, len(cluster)))
-            parts.append(np.concatenate((cluster, np.full((len(cluster), 3, 1), slot)), axis=2))
-            count += len(cluster)
-    if not count:
-        return Triangles(np.zeros((1, 4), np.float32), np.zeros((0, 8), np.float32), np.zeros((0, 3), np.int32), 0, 0)
-    corners = np.concatenate(parts).transpose(1, 0, 2).reshape(-1, 4)
-    floats, ints = np.array(floats, np.float32), np.array(ints, np.int32)
-    return Triangles(corners.astype(np.float32), floats, ints, count, full_count)
+        for faces in clusters:
+            used, local = np.unique(faces, return_inverse=True)
+            local = local.reshape(-1, 3)
+            triangles.append(np.stack((local @ (1, 2**8, 2**16), np.full(len(local), len(ints))), axis=1))
+            vertices.append(points[used])
+            floats.append(_bounds(points[faces]))
+            ints.append((slot, num_vertices, len(used), num_triangles, len(faces)))
+            num_vertices, num_triangles = num_vertices + len(used), num_triangles + len(faces)
+    return Triangles(
+        np.concatenate(vertices or [np.zeros((1, 3))]).astype(np.float32),
+        np.concatenate(triangles or [np.zeros((1, 2))]).astype(np.int32),
+        np.array(floats, np.float32).reshape(-1, 8),
+        np.array(ints, np.int32).reshape(-1, 5),
+        full_count,
+    )
 
 
 def pixel_sizes(model: mujoco.MjModel, name: str, camera: Camera) -> np.ndarray:
@@ -80,8 +89,8 @@ def _mesh(model: mujoco.MjModel, mesh: int) -> tuple[np.ndarray, np.ndarray]:
     return vertices.astype(np.float64), model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
 
 
-def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> np.ndarray:
-    """Return the triangles [triangle, 3, 3] of a mesh whose vertices are merged in cells of this size."""
+def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vertices and triangles of a mesh whose vertices are merged in cells of this size."""
     _, merged = np.unique(np.floor(vertices / cell).astype(np.int64), axis=0, return_inverse=True)
     merged = merged.reshape(-1)
     points = _representatives(vertices, faces, merged, cell)
@@ -90,8 +99,7 @@ def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> np.ndarray
     # Triangles that became equal are drawn once. The smallest index comes first, in the same direction.
     first = kept.argmin(1)[:, None]
     kept = np.unique(np.take_along_axis(kept, (first + np.arange(3)) % 3, axis=1), axis=0)
-    triangles = points[kept]
-    return triangles[_visible(triangles, 1.5 * cell)]
+    return points, kept[_visible(points[kept], 1.5 * cell)]
 
 
 def _representatives(vertices: np.ndarray, faces: np.ndarray, merged: np.ndarray, cell: float) -> np.ndarray:
@@ -118,8 +126,8 @@ def _representatives(vertices: np.ndarray, faces: np.ndarray, merged: np.ndarray
 
 
 def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
-    """Return which triangles can be seen from outside, bool [triangle]: points on them are the nearest ones in a grid of
-    cells from at least one of many directions."""
+    """Return which triangles can be seen from outside, bool [triangle]: from one of many directions, a point on them is
+    the nearest one in its cell of a grid."""
     index = np.arange(_DIRECTIONS) + 0.5
     polar, azimuth = np.arccos(1.0 - 2.0 * index / _DIRECTIONS), math.pi * (1.0 + math.sqrt(5.0)) * index
     directions = np.stack((np.cos(azimuth) * np.sin(polar), np.sin(azimuth) * np.sin(polar), np.cos(polar)), axis=1)
@@ -142,39 +150,49 @@ def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
     return seen
 
 
-def _heightfield(model: mujoco.MjModel, hfield: int) -> np.ndarray:
-    """Return the triangles of the upper surface of a heightfield, [triangle, 3, 3]."""
+def _heightfield(model: mujoco.MjModel, hfield: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the vertices of a heightfield without its bottom, [vertex, 3], and the triangles of its clusters."""
     rows, columns = model.hfield_nrow[hfield], model.hfield_ncol[hfield]
-    x_size, y_size, z_size, _ = model.hfield_size[hfield]
+    x_size, y_size, z_size, base = model.hfield_size[hfield]
     heights = model.hfield_data[model.hfield_adr[hfield] :][: rows * columns].reshape(rows, columns)
     x, y = np.meshgrid(np.linspace(-x_size, x_size, columns), np.linspace(-y_size, y_size, rows))
-    points = np.stack((x, y, heights * z_size), axis=-1)
-    a, b, c, d = points[:-1, :-1], points[:-1, 1:], points[1:, :-1], points[1:, 1:]
-    lower, upper = np.stack((a, b, d), axis=2), np.stack((a, d, c), axis=2)
-    return np.stack((lower, upper), axis=2).reshape(-1, 3, 3)
+    points, grid = np.stack((x, y, heights * z_size), axis=-1).reshape(-1, 3), np.arange(rows * columns)
+    grid = grid.reshape(rows, columns)
+    a = grid[:-1, :-1]
+    b, c, d = a + 1, a + columns, a + columns + 1
+    # The diagonal is that of MuJoCo's collision detection.
+    faces = np.stack((a, b, d, a, d, c), axis=-1).reshape(rows - 1, columns - 1, 2, 3)
+    side = math.isqrt(MAX_VERTICES) - 1
+    starts = ((row, column) for row in range(0, rows - 1, side) for column in range(0, columns - 1, side))
+    surface = [faces[row : row + side, column : column + side].reshape(-1, 3) for row, column in starts]
+    # The sides, from the border counterclockwise down to the base.
+    border = np.concatenate((grid[0, :-1], grid[:-1, -1], grid[-1, :0:-1], grid[:0:-1, 0]))
+    bottom = len(points) + np.arange(len(border))
+    points = np.concatenate((points, points[border] * (1.0, 1.0, 0.0) - (0.0, 0.0, base)))
+    after, bottom_after = np.roll(border, -1), np.roll(bottom, -1)
+    walls = np.stack((bottom, bottom_after, after, bottom, after, border), axis=1).reshape(-1, 3)
+    return points, surface + _mesh_clusters(points, walls)
 
 
-def _clusters(triangles: np.ndarray) -> list[np.ndarray]:
+def _mesh_clusters(points: np.ndarray, faces: np.ndarray) -> list[np.ndarray]:
     """Divide triangles into clusters of neighbors that face a similar direction."""
-    if len(triangles) <= _CLUSTER:
-        return [triangles]
-    normals = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    if not len(faces):
+        return []
+    normals = np.cross(points[faces[:, 1]] - points[faces[:, 0]], points[faces[:, 2]] - points[faces[:, 0]])
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
-    centers = triangles.mean(1)
+    centers = points[faces].mean(1)
     extent = max(float(np.ptp(centers, axis=0).max()), 1e-9)
-    # Split recursively along the widest direction of position and normal.
     features = np.concatenate((centers / extent, 0.5 * normals), axis=1)
-    return [triangles[part] for part in _split(features, np.arange(len(triangles)))]
 
+    def split(index: np.ndarray) -> list[np.ndarray]:
+        if len(index) <= _MAX_TRIANGLES and len(np.unique(faces[index])) <= MAX_VERTICES:
+            return [faces[index]]
+        axis = int(np.ptp(features[index], axis=0).argmax())
+        order = index[np.argsort(features[index, axis], kind="stable")]
+        middle = len(index) // 2
+        return split(order[:middle]) + split(order[middle:])
 
-def _split(features: np.ndarray, index: np.ndarray) -> list[np.ndarray]:
-    if len(index) <= _CLUSTER:
-        return [index]
-    axis = int(np.ptp(features[index], axis=0).argmax())
-    order = index[np.argsort(features[index, axis], kind="stable")]
-    # The first part is a multiple of the size of a cluster.
-    middle = _CLUSTER * math.ceil(len(index) / _CLUSTER / 2)
-    return _split(features, order[:middle]) + _split(features, order[middle:])
+    return split(np.arange(len(faces)))
 
 
 def _bounds(triangles: np.ndarray) -> tuple[float, ...]:

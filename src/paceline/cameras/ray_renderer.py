@@ -123,17 +123,15 @@ class RayRenderer:
             colors[missed] = self._shader.sky(torch.from_numpy(view.rays[missed]).float()).numpy()
         if not len(rows):
             return colors
-        rays, depth = view.rays[rows, columns], depth[rows, columns]
+        rays, hit_depth = view.rays[rows, columns], depth[rows, columns]
         pixel = 2.0 * view.tangent / (self._camera.height * self._samples)
-        arrays = (view.origin[rows, 0] + depth[:, None] * rays, normal[rows, columns], rays, depth)
-        point, normals, rays, depth = (torch.from_numpy(array).float() for array in arrays)
         hits = Hits(
             env=torch.from_numpy(view.envs[rows]),
             geom=torch.from_numpy(geom[rows, columns]).long(),
-            point=point,
-            normal=normals,
-            ray=rays,
-            depth=depth,
+            point=torch.from_numpy(view.origin[rows, 0] + hit_depth[:, None] * rays).float(),
+            normal=torch.from_numpy(normal[rows, columns]).float(),
+            ray=torch.from_numpy(rays).float(),
+            depth=torch.from_numpy(hit_depth).float(),
             axis=torch.from_numpy(view.axis[rows]).float(),
             pixel=torch.from_numpy(pixel[rows]).float(),
         )

@@ -3,7 +3,7 @@
 // This is the body of a Warp function (see gpu_renderer.py), which defines before it, as constants: WIDTH, HEIGHT,
 // TILE_WIDTH, TILE_HEIGHT, TILES_X, TILES, SAMPLES (per pixel side), NEAR, FAR, CAMERA, NUM_CAMERAS, NUM_GEOMS (of the
 // model), NUM_PRIMITIVES, NUM_DRAWN (primitives first, then geoms made of triangles), NUM_LIGHTS (without the
-// headlight), NUM_CLUSTERS, NUM_TRIANGLES, SKY, TEXTURE_LEVELS, the outputs RGB, DEPTH, DISTANCE, SEGMENTATION, CLASSES,
+// headlight), NUM_CLUSTERS, MAX_VERTICES (of a cluster), BLOCK (threads), SKY, TEXTURE_LEVELS, the outputs RGB, DEPTH, DISTANCE, SEGMENTATION, CLASSES,
 // NORMALS, and SHADOWS.
 //
 // Frames: "cam" is the camera (x right, y up, z backward), "local" that of a geom. Rays are (x, y, -1) in cam, so the
@@ -18,6 +18,8 @@
 #define THREAD (int)(threadIdx.x)
 #define THREADS (int)(blockDim.x)
 #define SYNC __syncthreads()
+#define SYNC_WARP __syncwarp()
+#define NUM_WARPS (BLOCK / 32)
 #define BALLOT(condition) __ballot_sync(0xffffffffu, condition)
 #define FIRST_BIT(mask) (__ffs(mask) - 1)
 #define AS_FLOAT(bits) __uint_as_float(bits)
@@ -32,6 +34,8 @@
 #define THREAD 0
 #define THREADS 1
 #define SYNC
+#define SYNC_WARP
+#define NUM_WARPS 1
 #define BALLOT(condition) (unsigned)(condition)
 #define FIRST_BIT(mask) __builtin_ctz(mask)
 #define AS_FLOAT(bits) __builtin_bit_cast(float, (unsigned)(bits))
@@ -49,30 +53,33 @@ constexpr int GEOM = 23, ORIGIN = 9, SIZE = 12, TYPE = 15, CENTER = 16, RADIUS =
 // Layout of a light in shared memory: position or direction to the light in cam (3), axis in cam (3), ambient (3),
 // diffuse (3), specular (3).
 constexpr int LIGHT = 15;
+// Layout of a vertex in shared memory: position in cam (3), column and row in the buffer.
+constexpr int VERTEX = 5;
 constexpr int WORDS = (NUM_PRIMITIVES + 31) / 32;
 constexpr int PIXELS_PER_LANE = 64 / LANES;
 
 SHARED float geoms[(NUM_DRAWN > 0 ? NUM_DRAWN : 1) * GEOM];
 SHARED float lights[(NUM_LIGHTS + 1) * LIGHT];
+SHARED float vertices_in_cam[NUM_CLUSTERS > 0 ? NUM_WARPS * MAX_VERTICES * VERTEX : 1];
 SHARED Key buffer[NUM_CLUSTERS > 0 ? TILE_WIDTH * TILE_HEIGHT * SAMPLES * SAMPLES : 1];
 
 const int env = block / TILES, tile_x = (block % TILES % TILES_X) * TILE_WIDTH, tile_y = (block % TILES / TILES_X) * TILE_HEIGHT;
-if (!due.data[env]) return;
+if (!arrays.due.data[env]) return;
 
-const float* eye = cam_xpos.data + (size_t)(env * NUM_CAMERAS + CAMERA) * 3;
-const float* axes = cam_xmat.data + (size_t)(env * NUM_CAMERAS + CAMERA) * 9;  // columns are the axes of cam
-const float tangent = wp::tan(0.5f * 0.017453292519943295f * fovy.data[(fovy.shape[0] > 1 ? env : 0) * NUM_CAMERAS + CAMERA]);
+const float* eye = arrays.cam_xpos.data + (size_t)(env * NUM_CAMERAS + CAMERA) * 3;
+const float* axes = arrays.cam_xmat.data + (size_t)(env * NUM_CAMERAS + CAMERA) * 9;  // columns are the axes of cam
+const float tangent = wp::tan(0.5f * 0.017453292519943295f * arrays.cam_fovy.data[(arrays.cam_fovy.shape[0] > 1 ? env : 0) * NUM_CAMERAS + CAMERA]);
 const float step = 2.0f * tangent / (HEIGHT * SAMPLES);  // size of a sample at a depth of 1
 
 auto world_to_cam = [&](const float* v, int i) { return axes[i] * v[0] + axes[3 + i] * v[1] + axes[6 + i] * v[2]; };
 
 // Geoms and lights, once per block.
 for (int g = THREAD; g < NUM_DRAWN; g += THREADS) {
-    const int id = geom_ints.data[g * 4];
-    const float* p = geom_xpos.data + (size_t)(env * NUM_GEOMS + id) * 3;
-    const float* R = geom_xmat.data + (size_t)(env * NUM_GEOMS + id) * 9;
-    const float* size = geom_size.data + (size_t)((geom_size.shape[0] > 1 ? env : 0) * NUM_GEOMS + id) * 3;
-    const float* rgba = geom_rgba.data + (size_t)((geom_rgba.shape[0] > 1 ? env : 0) * NUM_GEOMS + id) * 4;
+    const int id = arrays.geom_ints.data[g * 4];
+    const float* p = arrays.geom_xpos.data + (size_t)(env * NUM_GEOMS + id) * 3;
+    const float* R = arrays.geom_xmat.data + (size_t)(env * NUM_GEOMS + id) * 9;
+    const float* size = arrays.geom_size.data + (size_t)((arrays.geom_size.shape[0] > 1 ? env : 0) * NUM_GEOMS + id) * 3;
+    const float* rgba = arrays.geom_rgba.data + (size_t)((arrays.geom_rgba.shape[0] > 1 ? env : 0) * NUM_GEOMS + id) * 4;
     float* s = geoms + g * GEOM;
     const float d[3] = {eye[0] - p[0], eye[1] - p[1], eye[2] - p[2]};
     for (int i = 0; i < 3; ++i) {
@@ -82,26 +89,26 @@ for (int g = THREAD; g < NUM_DRAWN; g += THREADS) {
         s[CENTER + i] = -world_to_cam(d, i);
         s[COLOR + i] = rgba[i];
     }
-    s[TYPE] = (float)(geom_ints.data[g * 4 + 1]);
-    s[RADIUS] = geom_floats.data[g * 8];
+    s[TYPE] = (float)(arrays.geom_ints.data[g * 4 + 1]);
+    s[RADIUS] = arrays.geom_floats.data[g * 8];
 }
 for (int l = THREAD; l < NUM_LIGHTS + 1; l += THREADS) {
     float* s = lights + l * LIGHT;
-    const float* constant = light_floats.data + l * 16;
+    const float* constant = arrays.light_floats.data + l * 16;
     const bool head = l == NUM_LIGHTS;
     for (int i = 0; i < 3; ++i) {
         // The headlight shines along the axis of the camera.
         float axis = i == 2 ? -1.0f : 0.0f, position = 0.0f;
         if (!head) {
-            const float* x = light_xpos.data + (size_t)(env * NUM_LIGHTS + l) * 3;
+            const float* x = arrays.light_xpos.data + (size_t)(env * NUM_LIGHTS + l) * 3;
             const float d[3] = {x[0] - eye[0], x[1] - eye[1], x[2] - eye[2]};
-            axis = world_to_cam(light_xdir.data + (size_t)(env * NUM_LIGHTS + l) * 3, i);
+            axis = world_to_cam(arrays.light_xdir.data + (size_t)(env * NUM_LIGHTS + l) * 3, i);
             position = world_to_cam(d, i);
         }
         s[i] = constant[0] == DIRECTIONAL ? -axis : position;
         s[3 + i] = axis;
         for (int part = 0; part < 3; ++part) {
-            const auto& colors = part == 0 ? light_ambient : part == 1 ? light_diffuse : light_specular;
+            const auto& colors = part == 0 ? arrays.light_ambient : part == 1 ? arrays.light_diffuse : arrays.light_specular;
             s[6 + 3 * part + i] = head ? constant[7 + 3 * part + i]
                 : constant[6] * colors.data[((colors.shape[0] > 1 ? env : 0) * NUM_LIGHTS + l) * 3 + i];
         }
@@ -120,64 +127,77 @@ auto sphere_in_frustum = [&](float x, float y, float z, float radius, float left
 auto border_x = [&](int pixel) { return (pixel * SAMPLES - 0.5f * WIDTH * SAMPLES) * step; };
 auto border_y = [&](int pixel) { return (0.5f * HEIGHT * SAMPLES - pixel * SAMPLES) * step; };
 
-// Triangles into the buffer: a warp takes a cluster, its lanes take triangles.
+// Triangles into the buffer: a warp takes a cluster, its lanes take first vertices and then triangles.
 if (NUM_CLUSTERS > 0) {
     constexpr int BUFFER_WIDTH = TILE_WIDTH * SAMPLES, BUFFER_HEIGHT = TILE_HEIGHT * SAMPLES, MANY_PIXELS = 96;
     const float left = border_x(tile_x), right = border_x(tile_x + TILE_WIDTH);
     const float top = border_y(tile_y), bottom = border_y(tile_y + TILE_HEIGHT);
-    const float* corners = triangles.data;
+    float* corners = vertices_in_cam + WARP * MAX_VERTICES * VERTEX;
     for (int c = WARP; c < NUM_CLUSTERS; c += WARPS) {
-        const float* k = cluster_floats.data + c * 8;
-        const int g = cluster_ints.data[c * 3], first = cluster_ints.data[c * 3 + 1], count = cluster_ints.data[c * 3 + 2];
-        const float* s = geoms + g * GEOM;
+        const float* k = arrays.cluster_floats.data + c * 8;
+        const int* cluster = arrays.cluster_ints.data + c * 5;
+        const float* s = geoms + cluster[0] * GEOM;
         const float x = k[0] - s[ORIGIN], y = k[1] - s[ORIGIN + 1], z = k[2] - s[ORIGIN + 2];
-        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z, -(s[2] * x + s[5] * y + s[8] * z), k[3], left, right, bottom, top)) continue;
+        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z,
+                -(s[2] * x + s[5] * y + s[8] * z), k[3], left, right, bottom, top)) continue;
         // All triangles face away if the camera is behind the cone of their planes.
         if (x * k[4] + y * k[5] + z * k[6] >= k[7] * wp::sqrt(x * x + y * y + z * z) + k[3]) continue;
 
+        SYNC_WARP;
+        for (int v = LANE; v < cluster[2]; v += LANES) {
+            const float* p = arrays.vertices.data + (size_t)(cluster[1] + v) * 3;
+            const float u[3] = {p[0] - s[ORIGIN], p[1] - s[ORIGIN + 1], p[2] - s[ORIGIN + 2]};
+            float* corner = corners + v * VERTEX;
+            for (int j = 0; j < 3; ++j) corner[j] = s[j] * u[0] + s[3 + j] * u[1] + s[6 + j] * u[2];
+            const bool in_front = corner[2] < -NEAR;
+            const float scale = 1.0f / (-corner[2] * step);
+            // Column and row in the buffer; samples are at whole numbers.
+            corner[3] = in_front ? corner[0] * scale - left / step - 0.5f : NOTHING;
+            corner[4] = top / step - corner[1] * scale - 0.5f;
+        }
+        SYNC_WARP;
+
         float e[9], volume;  // edge planes and six times the signed volume with the camera
         int x0, x1, y0, y1;
+        // Sets the samples that a triangle may cover; returns whether there are any.
         auto set_up = [&](int t) {
-            float v[9], low_x = NOTHING, high_x = -NOTHING, low_y = NOTHING, high_y = -NOTHING;
-            int behind = 0;
-            for (int i = 0; i < 3; ++i) {
-                const float* corner = corners + ((size_t)i * NUM_TRIANGLES + t) * 4;
-                const float a = corner[0] - s[ORIGIN], b = corner[1] - s[ORIGIN + 1], h = corner[2] - s[ORIGIN + 2];
-                for (int j = 0; j < 3; ++j) v[3 * i + j] = s[j] * a + s[3 + j] * b + s[6 + j] * h;
-                if (v[3 * i + 2] > -NEAR) { ++behind; continue; }
-                const float px = v[3 * i] / -v[3 * i + 2], py = v[3 * i + 1] / -v[3 * i + 2];
-                low_x = wp::min(low_x, px); high_x = wp::max(high_x, px); low_y = wp::min(low_y, py); high_y = wp::max(high_y, py);
-            }
-            for (int i = 0; i < 3; ++i) {
-                const float *a = v + 3 * ((i + 1) % 3), *b = v + 3 * ((i + 2) % 3);
-                e[3 * i] = a[1] * b[2] - a[2] * b[1]; e[3 * i + 1] = a[2] * b[0] - a[0] * b[2]; e[3 * i + 2] = a[0] * b[1] - a[1] * b[0];
-            }
-            volume = v[0] * e[0] + v[1] * e[1] + v[2] * e[2];
+            const int packed = arrays.triangles.data[(cluster[3] + t) * 2];
+            const float *a = corners + (packed & 255) * VERTEX, *b = corners + (packed >> 8 & 255) * VERTEX, *d = corners + (packed >> 16) * VERTEX;
             x0 = 0; x1 = BUFFER_WIDTH - 1; y0 = 0; y1 = BUFFER_HEIGHT - 1;
-            if (behind == 3 || volume >= 0.0f) { x1 = -1; return; }
+            const int behind = (a[3] == NOTHING) + (b[3] == NOTHING) + (d[3] == NOTHING);
+            if (behind == 3) return false;
             // A triangle that crosses the near plane can cover any part of the tile.
-            if (behind > 0) return;
-            x0 = wp::max(x0, (int)(wp::ceil((low_x - left) / step - 0.5f))); x1 = wp::min(x1, (int)(wp::floor((high_x - left) / step - 0.5f)));
-            y0 = wp::max(y0, (int)(wp::ceil((top - high_y) / step - 0.5f))); y1 = wp::min(y1, (int)(wp::floor((top - low_y) / step - 0.5f)));
+            if (behind == 0) {
+                if ((b[3] - a[3]) * (d[4] - a[4]) - (d[3] - a[3]) * (b[4] - a[4]) >= 0.0f) return false;
+                x0 = wp::max(x0, (int)(wp::ceil(wp::min(a[3], wp::min(b[3], d[3]))))); x1 = wp::min(x1, (int)(wp::floor(wp::max(a[3], wp::max(b[3], d[3])))));
+                y0 = wp::max(y0, (int)(wp::ceil(wp::min(a[4], wp::min(b[4], d[4]))))); y1 = wp::min(y1, (int)(wp::floor(wp::max(a[4], wp::max(b[4], d[4])))));
+                if (x0 > x1 || y0 > y1) return false;
+            }
+            const float* v[3] = {a, b, d};
+            for (int i = 0; i < 3; ++i) {
+                const float *p = v[(i + 1) % 3], *q = v[(i + 2) % 3];
+                e[3 * i] = p[1] * q[2] - p[2] * q[1]; e[3 * i + 1] = p[2] * q[0] - p[0] * q[2]; e[3 * i + 2] = p[0] * q[1] - p[1] * q[0];
+            }
+            volume = a[0] * e[0] + a[1] * e[1] + a[2] * e[2];
+            return volume < 0.0f;
         };
         auto draw = [&](int t, int column, int row) {
             const float vx = left + (column + 0.5f) * step, vy = top - (row + 0.5f) * step;
-            const float a = e[0] * vx + e[1] * vy - e[2], b = e[3] * vx + e[4] * vy - e[5], h = e[6] * vx + e[7] * vy - e[8];
-            if (a > 0.0f || b > 0.0f || h > 0.0f) return;
-            const float depth = volume / (a + b + h);
-            if (depth >= NEAR) KEEP_SMALLER(buffer[row * BUFFER_WIDTH + column], ((Key)AS_BITS(depth) << 32) | (unsigned)t);
+            const float a = e[0] * vx + e[1] * vy - e[2], b = e[3] * vx + e[4] * vy - e[5], d = e[6] * vx + e[7] * vy - e[8];
+            if (a > 0.0f || b > 0.0f || d > 0.0f) return;
+            const float depth = volume / (a + b + d);
+            if (depth >= NEAR) KEEP_SMALLER(buffer[row * BUFFER_WIDTH + column], ((Key)AS_BITS(depth) << 32) | (unsigned)(cluster[3] + t));
         };
-        for (int base = 0; base < count; base += LANES) {
-            const int t = first + base + LANE;
+        for (int base = 0; base < cluster[4]; base += LANES) {
+            const int t = base + LANE;
             bool many = false;
-            if (base + LANE < count) {
-                set_up(t);
-                many = x1 >= x0 && y1 >= y0 && (x1 - x0 + 1) * (y1 - y0 + 1) > MANY_PIXELS;
+            if (t < cluster[4] && set_up(t)) {
+                many = (x1 - x0 + 1) * (y1 - y0 + 1) > MANY_PIXELS;
                 if (!many) for (int row = y0; row <= y1; ++row) for (int column = x0; column <= x1; ++column) draw(t, column, row);
             }
-            // All lanes share a triangle that covers many pixels.
+            // All lanes share a triangle that covers many samples.
             for (unsigned mask = BALLOT(many); mask; mask &= mask - 1) {
-                const int shared = first + base + FIRST_BIT(mask);
+                const int shared = base + FIRST_BIT(mask);
                 set_up(shared);
                 const int columns = x1 - x0 + 1, size = columns * (y1 - y0 + 1);
                 for (int i = LANE; i < size; i += LANES) draw(shared, x0 + i % columns, y0 + i / columns);
@@ -243,7 +263,7 @@ auto intersect = [&](int type, const float* size, float ox, float oy, float oz, 
 
 // Returns a color channel of a texture, interpolated between four texels of the nearest mipmap level.
 auto sample = [&](int texture, int face, float s, float t, float level, bool wrap, float* rgb_out) {
-    const int* info = texture_ints.data + texture * (3 + TEXTURE_LEVELS);
+    const int* info = arrays.texture_ints.data + texture * (3 + TEXTURE_LEVELS);
     const int chosen = wp::min(wp::max((int)(wp::floor(level + 0.5f)), 0), info[2] - 1);
     const int w = info[0] >> chosen, h = info[1] >> chosen;
     const size_t start = (size_t)info[3 + chosen] + (size_t)face * w * h;
@@ -254,7 +274,7 @@ auto sample = [&](int texture, int face, float s, float t, float level, bool wra
         if (wrap) { c %= w; c += c < 0 ? w : 0; r %= h; r += r < 0 ? h : 0; }
         else { c = wp::min(wp::max(c, 0), w - 1); r = wp::min(wp::max(r, 0), h - 1); }
         const float weight = (corner & 1 ? fx : 1.0f - fx) * (corner >> 1 ? fy : 1.0f - fy) / 255.0f;
-        const unsigned char* texel = texels.data + (start + (size_t)r * w + c) * 4;
+        const unsigned char* texel = arrays.texels.data + (start + (size_t)r * w + c) * 4;
         for (int channel = 0; channel < 3; ++channel) rgb_out[channel] += weight * texel[channel];
     }
 };
@@ -300,11 +320,13 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
                 const Key key = buffer[(row - tile_y * SAMPLES) * TILE_WIDTH * SAMPLES + column - tile_x * SAMPLES];
                 if (key != ~0ull) {
                     best = AS_FLOAT((unsigned)(key >> 32));
-                    const size_t t = (size_t)(key & 0xffffffffu);
-                    const float *a = triangles.data + t * 4, *b = a + (size_t)NUM_TRIANGLES * 4, *c = b + (size_t)NUM_TRIANGLES * 4;
+                    const int* triangle = arrays.triangles.data + (size_t)(key & 0xffffffffu) * 2;
+                    const int* cluster = arrays.cluster_ints.data + triangle[1] * 5;
+                    const float* first = arrays.vertices.data + (size_t)cluster[1] * 3;
+                    const float *a = first + (triangle[0] & 255) * 3, *b = first + (triangle[0] >> 8 & 255) * 3, *c = first + (triangle[0] >> 16) * 3;
                     const float ex = b[0] - a[0], ey = b[1] - a[1], ez = b[2] - a[2], fx = c[0] - a[0], fy = c[1] - a[1], fz = c[2] - a[2];
                     n[0] = ey * fz - ez * fy; n[1] = ez * fx - ex * fz; n[2] = ex * fy - ey * fx;
-                    hit = (int)(a[3]);
+                    hit = cluster[0];
                 }
             }
             for (int word = 0; word < WORDS; ++word) {
@@ -326,12 +348,12 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
                 for (int j = 0; j < 3; ++j) cam_n[j] = (s[j] * n[0] + s[3 + j] * n[1] + s[6 + j] * n[2]) * inverse;
             }
             if (subsample == 0) {
-                if (DEPTH) depth_out.data[pixel] = hit >= 0 ? wp::min(best, FAR) : FAR;
-                if (DISTANCE) distance_out.data[pixel] = hit >= 0 ? wp::min(best * length, FAR) : FAR;
-                if (SEGMENTATION) segmentation_out.data[pixel] = hit >= 0 ? geom_ints.data[hit * 4] : -1;
-                if (CLASSES) classes_out.data[pixel] = hit >= 0 ? (unsigned char)geom_ints.data[hit * 4 + 3] : 0;
+                if (DEPTH) arrays.depth_out.data[pixel] = hit >= 0 ? wp::min(best, FAR) : FAR;
+                if (DISTANCE) arrays.distance_out.data[pixel] = hit >= 0 ? wp::min(best * length, FAR) : FAR;
+                if (SEGMENTATION) arrays.segmentation_out.data[pixel] = hit >= 0 ? arrays.geom_ints.data[hit * 4] : -1;
+                if (CLASSES) arrays.classes_out.data[pixel] = hit >= 0 ? (unsigned char)arrays.geom_ints.data[hit * 4 + 3] : 0;
                 if (NORMALS) for (int j = 0; j < 3; ++j)
-                    normals_out.data[pixel * 3 + j] = axes[3 * j] * cam_n[0] + axes[3 * j + 1] * cam_n[1] + axes[3 * j + 2] * cam_n[2];
+                    arrays.normals_out.data[pixel * 3 + j] = axes[3 * j] * cam_n[0] + axes[3 * j + 1] * cam_n[1] + axes[3 * j + 2] * cam_n[2];
             }
             if (!RGB) continue;
             float rgb[3] = {0.0f, 0.0f, 0.0f};
@@ -342,12 +364,12 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
                 }
             } else {
                 const float* s = geoms + hit * GEOM;
-                const float* material = geom_floats.data + hit * 8;
+                const float* material = arrays.geom_floats.data + hit * 8;
                 const float at[3] = {best * vx, best * vy, -best};
                 const float view[3] = {-vx / length, -vy / length, 1.0f / length};
                 for (int j = 0; j < 3; ++j) rgb[j] = s[COLOR + j] * material[1];
                 for (int l = 0; l <= NUM_LIGHTS; ++l) {
-                    const float *light = lights + l * LIGHT, *constant = light_floats.data + l * 16;
+                    const float *light = lights + l * LIGHT, *constant = arrays.light_floats.data + l * 16;
                     const int kind = (int)(constant[0]);
                     float to[3], strength = 1.0f;
                     for (int j = 0; j < 3; ++j) to[j] = kind == DIRECTIONAL ? light[j] : light[j] - at[j];
@@ -379,16 +401,18 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
                     for (int j = 0; j < 3; ++j) half[j] = to[j] + view[j];
                     const float half_length = wp::max(1e-9f, wp::sqrt(half[0] * half[0] + half[1] * half[1] + half[2] * half[2]));
                     const float aligned = wp::max(0.0f, (cam_n[0] * half[0] + cam_n[1] * half[1] + cam_n[2] * half[2]) / half_length);
-                    const float highlight = facing > 0.0f ? material[2] * wp::pow(aligned, material[3]) : 0.0f;
+                    // A highlight below 1/1000 is not visible.
+                    const float power = facing > 0.0f && aligned > 0.0f ? material[3] * wp::log2(aligned) : -NOTHING;
+                    const float highlight = power > -10.0f ? material[2] * wp::exp(power * 0.6931471805599453f) : 0.0f;
                     for (int j = 0; j < 3; ++j)
                         rgb[j] += strength * (s[COLOR + j] * (light[6 + j] + light[9 + j] * facing) + light[12 + j] * highlight);
                 }
                 for (int j = 0; j < 3; ++j) rgb[j] = wp::min(rgb[j], 1.0f);
-                const int texture = geom_ints.data[hit * 4 + 2];
+                const int texture = arrays.geom_ints.data[hit * 4 + 2];
                 if (texture >= 0) {
                     float local[3], texel[3];
                     for (int j = 0; j < 3; ++j) local[j] = s[3 * j] * at[0] + s[3 * j + 1] * at[1] + s[3 * j + 2] * at[2] + s[ORIGIN + j];
-                    const float width = texture_ints.data[texture * (3 + TEXTURE_LEVELS)];
+                    const float width = arrays.texture_ints.data[texture * (3 + TEXTURE_LEVELS)];
                     if ((int)(s[TYPE]) == BOX) {
                         const float widest = wp::max(s[SIZE], wp::max(s[SIZE + 1], s[SIZE + 2]));
                         sample_cube(texture, local[0] / s[SIZE], local[1] / s[SIZE + 1], local[2] / s[SIZE + 2],
@@ -404,6 +428,6 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
             for (int j = 0; j < 3; ++j) color[j] += rgb[j];
         }
         if (RGB) for (int j = 0; j < 3; ++j)
-            rgb_out.data[(((size_t)env * HEIGHT + py) * WIDTH + px) * 3 + j] = (unsigned char)(color[j] * (255.0f / (SAMPLES * SAMPLES)) + 0.5f);
+            arrays.rgb_out.data[(((size_t)env * HEIGHT + py) * WIDTH + px) * 3 + j] = (unsigned char)(color[j] * (255.0f / (SAMPLES * SAMPLES)) + 0.5f);
     }
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.cameras.scene import BOX, SPOT, DIRECTIONAL, Scene
+from paceline.cameras.scene import BOX, DIRECTIONAL, SPOT, Scene
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Shader:
         arrays = {name: getattr(scene, name) for name in ("emission", "specular", "shininess")}
         self._material = {name: torch.from_numpy(values) for name, values in arrays.items()}
 
-    def shade(self, hits: Hits, envs: EnvAppearance, geom_pos: Tensor, geom_mat: Tensor, lit: dict[int, Tensor]) -> Tensor:
+    def shade(
+        self, hits: Hits, envs: EnvAppearance, geom_pos: Tensor, geom_mat: Tensor, lit: dict[int, Tensor]
+    ) -> Tensor:
         """Return colors from 0 to 1, [hit, 3]. `geom_pos` [env, geom, 3] and `geom_mat` [env, geom, 3, 3] are the poses
         of the geoms; `lit` has for some lights whether they reach each hit, bool [hit]."""
         base = _rows(envs.rgba, hits.env, hits.geom)[:, :3]

@@ -1,7 +1,7 @@
 """Images of all cameras of all envs as observation groups."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mujoco
 import torch
@@ -12,6 +12,13 @@ from paceline.cameras.scene import bake_colors
 from paceline.errors import UserError, unknown
 from paceline.sim.simulation import Sim
 from paceline.tensors import graph, random
+
+
+class ImageFormat(NamedTuple):
+    """Largest value of an image that is not made of bytes, and the number of its classes, if it has classes."""
+
+    scale: float
+    classes: int
 
 
 class Renderer(Protocol):
@@ -31,15 +38,16 @@ class TiledCamera:
     """
 
     def __init__(
-        self, cameras: Mapping[str, Camera], classes: Mapping[str, int], sim: Sim, seed: int, env_index: Tensor
+        self, cameras: Mapping[str, Camera], classes_of_geoms: Mapping[str, int], sim: Sim, seed: int, env_index: Tensor
     ):
         self._cameras, self._seed, self._env_index = dict(cameras), seed, env_index
         self._renderers: dict[str, Renderer] = {}
         self._rendered: dict[str, dict[str, Tensor]] = {}
         self.images: dict[str, Tensor] = {}
+        self.formats: dict[str, ImageFormat] = {}
         for name, camera in self._cameras.items():
             camera.check(name)
-            self._renderers[name] = _make_renderer(name, camera, sim, classes)
+            self._renderers[name] = _make_renderer(name, camera, sim, classes_of_geoms)
             self._rendered[name] = {}
             for stream in camera.streams:
                 spec = stream_spec(camera, stream)
@@ -48,6 +56,9 @@ class TiledCamera:
                 self._rendered[name][stream] = image.contiguous(memory_format=torch.channels_last)
                 # Effects are applied to a copy, because an image that is not due keeps its noise.
                 noisy = self._rendered[name][stream].clone() if _has_noise(camera, stream) else None
+                classes = 1 + max(classes_of_geoms.values(), default=0) if stream == "classes" else 0
+                scale = camera.far if stream in ("depth", "distance") else 1.0
+                self.formats[group_name(name, stream)] = ImageFormat(scale, classes)
                 self.images[group_name(name, stream)] = self._rendered[name][stream] if noisy is None else noisy
         self._add_noise = graph.fuse(self._apply_effects, sim.device)
 
@@ -113,7 +124,9 @@ def prepare_model(model: mujoco.MjModel, cameras: Mapping[str, Camera]) -> None:
 
 
 def _make_renderer(name: str, camera: Camera, sim: Sim, classes: Mapping[str, int]) -> Renderer:
-    if sim.device.type == "cpu" and type(sim).__name__ == "MujocoSim":
+    from paceline.sim.mujoco_sim import MujocoSim
+
+    if isinstance(sim, MujocoSim):
         from paceline.cameras.ray_renderer import RayRenderer
 
         return RayRenderer(name, camera, sim, classes)

@@ -85,7 +85,11 @@ class RobotEnv:
         self._episode = torch.zeros(num_envs, len(self.log_names), device=self.device)
         self._reset_all()
         groups = self._observe_and_store() | self._render()
-        self.observation_spec = {name: TensorSpec(tuple(obs.shape[1:]), obs.dtype) for name, obs in groups.items()}
+        formats = self._tiled_camera.formats
+        self.observation_spec = {
+            name: TensorSpec(tuple(obs.shape[1:]), obs.dtype, **formats[name]._asdict() if name in formats else {})
+            for name, obs in groups.items()
+        }
 
     def _make_histories(self, cameras: dict[str, Camera]) -> dict[str, ObservationHistory]:
         """Return the history of each observation group that has one: "policy", and the streams of the cameras."""

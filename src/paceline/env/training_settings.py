@@ -42,6 +42,16 @@ class TrainingSettings:
     """Initial standard deviation of the action noise; above 0."""
     normalize_observations: bool = True
     """Normalize observations by their running mean and standard deviation."""
+    image_channels: tuple[int, ...] = (32, 64, 64)
+    """Output channels of each convolution of the image encoder."""
+    image_kernels: tuple[int, ...] = (8, 4, 3)
+    """Kernel size of each convolution in pixels; one per layer."""
+    image_strides: tuple[int, ...] = (4, 2, 1)
+    """Stride of each convolution in pixels; one per layer."""
+    image_features: int = 256
+    """Number of features into which all images of an env are encoded; at least 1."""
+    image_pooling: str = "flatten"
+    """Reduction of the last feature maps: flatten, or spatial_softmax for the mean position of each."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Values for single learners, by the learner's name and the field of its settings, for example
     {"rsl_rl": {"num_steps_per_env": 16}}."""

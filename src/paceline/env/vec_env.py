@@ -12,15 +12,21 @@ class TensorSpec(NamedTuple):
     """Shape and dtype of an observation group, for one env."""
 
     shape: tuple[int, ...]
+    """Shape of the observation of one env: [n] for a vector, [channel, height, width] for an image."""
     dtype: torch.dtype = torch.float32
+    scale: float = 1.0
+    """Largest value of an image, by which a network divides it."""
+    classes: int = 0
+    """Number of classes of an image whose values are semantic classes; 0 for other images."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Result of one step, for all envs. The env never writes to these tensors again."""
+    """Result of one step, for all envs. Except for images, the env never writes to these tensors again."""
 
     obs: dict[str, Tensor]
-    """Observations for the next action; in an env that was reset, the first of the new episode."""
+    """Observations for the next action; in an env that was reset, the first of the new episode. The next step writes to
+    the images."""
     reward: Tensor
     """Reward of the step, float32 [env]."""
     terminated: Tensor
@@ -28,7 +34,7 @@ class Step:
     truncated: Tensor
     """True if the time limit ended the episode, bool [env]; never together with `terminated`."""
     final_obs: dict[str, Tensor]
-    """Observations before any reset, with the sensors of the last physics step."""
+    """Observations before any reset, with the sensors of the last physics step. It has no images."""
     log: Tensor
     """Sums over the episode so far, one column for each name in `log_names`, float32 [env, names]. In an env whose
     episode ended they are those of the whole episode."""
@@ -54,8 +60,8 @@ class VecEnv(Protocol):
     """Names of the columns of `Step.log`. The first two are "length", in steps, and "return"."""
 
     observation_spec: dict[str, TensorSpec]
-    """Observation groups by name, known before the first reset: "policy" for the policy, and "critic" if the critic
-    has its own observations."""
+    """Observation groups by name, known before the first reset: "policy" for the policy, "critic" if the critic has its
+    own observations, and one for each image. At least one of "policy" and the images exists."""
 
     def reset(self) -> dict[str, Tensor]:
         """Start a new episode in every env and return its first observations."""

@@ -4,10 +4,14 @@ import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from paceline.learners.encoders import ImageEncoder
 
 INPLACE_ACTIVATIONS = {nn.ELU: functional.elu_, nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
 """Functions that apply the activation of a module in place."""
@@ -60,27 +64,38 @@ def forward_padded(network: nn.Sequential, x: Tensor) -> Tensor:
     return network[1:](functional.linear(x, weight, first.bias))
 
 
-def vector_input(obs: dict[str, Tensor], groups: tuple[str, ...]) -> Tensor:
-    """Concatenate the vectors of observation groups into the input of an MLP, [..., width]. An image group would be
-    encoded into a vector here."""
+def vector_input(obs: dict[str, Tensor], groups: tuple[str, ...], features: Tensor | None = None) -> Tensor:
+    """Concatenate the features of images, if there are any, and the vectors of observation groups into the input of an
+    MLP, [..., width]."""
     vectors = [obs[name] for name in groups]
+    vectors = vectors if features is None else [features, *vectors]
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 
 
 class Policy(nn.Module):
     """Deterministic policy over a dict of observation groups: the mean action, on the CPU and without gradients.
 
-    `network` computes actions from the concatenated, raw vectors of `groups`, so it includes any normalization.
+    `network` computes actions from the features of `encoder`, if there is one, and the raw vectors of `vectors`, all
+    concatenated, so it includes any normalization.
     """
 
-    def __init__(self, network: nn.Module, groups: tuple[str, ...] = ("policy",)):
+    def __init__(
+        self, network: nn.Module, vectors: tuple[str, ...] = ("policy",), encoder: "ImageEncoder | None" = None
+    ):
         super().__init__()
-        self.network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
-        self.groups = groups
+        self.network, self.encoder = (_frozen_copy(module) for module in (network, encoder))
+        self._vectors = vectors
+        self.groups = (*vectors, *(encoder.groups if encoder else ()))
+        """Observation groups that the policy uses."""
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return actions [batch, actions]. Groups that the policy does not use may be present in `obs`."""
-        return self.network(vector_input(obs, self.groups))
+        features = self.encoder(obs) if self.encoder else None
+        return self.network(vector_input(obs, self._vectors, features))
+
+
+def _frozen_copy(module: nn.Module | None) -> Any:
+    return copy.deepcopy(module).cpu().eval().requires_grad_(False) if module is not None else None
 
 
 class ClippedNormalizer(nn.Module):
@@ -100,10 +115,12 @@ class ClippedNormalizer(nn.Module):
 
 
 def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:
-    """Return a copy of `network` that takes raw inputs: its first layer includes the normalization."""
+    """Return a copy of `network` that takes raw inputs: its first layer includes the normalization of the last inputs.
+    Other inputs, the features of images, come first."""
     folded = copy.deepcopy(network).cpu().requires_grad_(False)
     first = folded[0]
     assert isinstance(first, nn.Linear)
-    first.weight.div_(std.cpu())
-    first.bias.sub_(first.weight @ mean.cpu())
+    weight = first.weight[:, first.in_features - len(mean) :]
+    weight.div_(std.cpu())
+    first.bias.sub_(weight @ mean.cpu())
     return folded

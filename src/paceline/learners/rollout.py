@@ -31,15 +31,17 @@ class Clock:
         return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
 
 
-def vector_widths(env: VecEnv, learner: str) -> dict[str, int]:
-    """Return the width of each observation group. Raise UserError if the learner cannot use a group."""
-    for name, spec in env.observation_spec.items():
+def vector_widths(env: VecEnv, learner: str, images: tuple[str, ...] = ()) -> dict[str, int]:
+    """Return the width of each observation group except `images`, which the learner encodes. Raise UserError if the
+    learner cannot use a group."""
+    groups = {name: spec for name, spec in env.observation_spec.items() if name not in images}
+    for name, spec in groups.items():
         if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
             raise UserError(
                 f"learner {learner} does not use the observation group {name!r} ({spec.dtype}, shape {spec.shape}): "
                 'its networks take vectors of floats, from the groups "policy" and "critic"'
             )
-    return {name: spec.shape[0] for name, spec in env.observation_spec.items()}
+    return {name: spec.shape[0] for name, spec in groups.items()}
 
 
 class RolloutEnv:
@@ -54,6 +56,8 @@ class RolloutEnv:
             name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
             for name, spec in env.observation_spec.items()
         }
+        for name, obs in self._obs.items():
+            self._obs[name] = obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs
         self._has_obs = False
         self._first_obs: dict[str, Tensor] = {}
         self._steps: list[Step] = []

@@ -16,6 +16,7 @@ from paceline.validation import is_required
 _BUILT_IN = {
     "ant": "paceline.tasks.locomotion:ANT",
     "cartpole": "paceline.tasks.cartpole:ENTRY",
+    "cartpole-camera": "paceline.tasks.cartpole_camera:ENTRY",
     "g1-velocity": "paceline.tasks.velocity.g1_velocity:ENTRY",
     "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
     "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",

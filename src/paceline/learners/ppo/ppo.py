@@ -14,7 +14,8 @@ from torch.nn import functional
 from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.env.vec_env import VecEnv
+from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.learners.encoders import ImageEncoder, is_image
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
@@ -55,18 +56,25 @@ class Ppo(Learner):
         device = env.device
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
-        widths = vector_widths(env, "ppo")
-        self._actor_groups = ("policy",)
-        self._critic_groups = ("critic",) if "critic" in widths else ("policy",)
+        images = {name: spec for name, spec in env.observation_spec.items() if is_image(spec)}
+        widths = vector_widths(env, "ppo", tuple(images))
+        self._actor_groups = ("policy",) if "policy" in widths else ()
+        self._critic_groups = ("critic",) if "critic" in widths else self._actor_groups
         generator = torch.Generator().manual_seed(seed)
-        self.actor, self.critic = (
-            mlp(sum(widths[name] for name in groups), config.hidden, outputs, config.activation, gain, generator).to(
-                device
-            )
-            for groups, outputs, gain in ((self._actor_groups, env.num_actions, 0.01), (self._critic_groups, 1, 1.0))
-        )
+        self.encoder = self._make_encoder(images, generator) if images else None
+        self._critic_uses_images = bool(images) and "critic" not in widths
+
+        def make_network(groups: tuple[str, ...], uses_images: bool, outputs: int, gain: float) -> nn.Sequential:
+            inputs = sum(widths[name] for name in groups) + (config.image_features if uses_images else 0)
+            return mlp(inputs, config.hidden, outputs, config.activation, gain, generator).to(device)
+
+        self.actor = make_network(self._actor_groups, bool(images), env.num_actions, 0.01)
+        self.critic = make_network(self._critic_groups, self._critic_uses_images, 1, 1.0)
         self.log_std = nn.Parameter(torch.full((env.num_actions,), math.log(config.initial_std), device=device))
         networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+        if self.encoder:
+            networks["encoder"] = self.encoder
+        self._images = {name: self._image_storage(spec) for name, spec in images.items()}
         networks.register_parameter("log_std", self.log_std)
         self.normalizers = {name: RunningStatistics(width, device) for name, width in widths.items()}
         # On a GPU matrix products are faster if rows are multiples of 16 bytes (measured on an H200 with 101 and 113
@@ -77,7 +85,9 @@ class Ppo(Learner):
 
         # Actor and critic are clipped separately: a large error of the critic does not shorten the actor's step.
         self.flat_parameters = FlatParameters(
-            [self.log_std, *self.actor.parameters()], list(self.critic.parameters()), extra=len(_LOSS_NAMES)
+            [self.log_std, *self.actor.parameters(), *(self.encoder.parameters() if self.encoder else ())],
+            list(self.critic.parameters()),
+            extra=len(_LOSS_NAMES),
         )
         self.adam = FlatAdam(self.flat_parameters, config.learning_rate)
         self._adaptive_rate = KlAdaptiveLearningRate(config.desired_kl, device) if config.desired_kl else None
@@ -94,22 +104,36 @@ class Ppo(Learner):
         }
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
-        without_autograd = torch.no_grad() if gpu_update else torch.inference_mode()
+        by_autograd = gpu_update or self.encoder is not None
+        without_autograd = torch.no_grad() if by_autograd else torch.inference_mode()
         collect, update = without_autograd(self._collect), without_autograd(self._update)
         self.collect = capture(collect, device, warp=True) if env.capturable else collect
         """Collects a rollout."""
         self.update = capture(update, device) if self._group.capturable else update
         """Updates the policy on `rollout` and returns the values of the metrics."""
-        self._compute_gradient = self._gradient_by_autograd if gpu_update else self._gradient_by_hand
+        self._compute_gradient = self._gradient_by_autograd if by_autograd else self._gradient_by_hand
         self._log_std_gradient = self.flat_parameters.views(self.log_std)[1]
-        self._batched = BatchedActorCritic((self.actor, self.critic), self.flat_parameters)
+        if not by_autograd:
+            self._batched = BatchedActorCritic((self.actor, self.critic), self.flat_parameters)
         self._actor_forward = eager_forward(self.actor)
         self._act = fuse(self._choose_actions, device)
+        self._estimate = fuse(self._estimate_value, device)
         self._pack_samples = fuse(lambda rollout: self._packing.pack(self.make_samples(rollout)), device)
         self._rank_sums = fuse(self._sums_of_this_rank, device)
         self._standardize = fuse(self._standardize_advantages, device)
         self._losses = fuse(self._minibatch_losses, device)
         self._clip_and_adapt = fuse(self._clip_and_adapt_lr, device)
+
+    def _make_encoder(self, images: dict[str, TensorSpec], generator: torch.Generator) -> ImageEncoder:
+        config = self.config
+        layers = config.image_channels, config.image_kernels, config.image_strides
+        return ImageEncoder(images, *layers, config.image_features, config.image_pooling, generator).to(self.env.device)
+
+    def _image_storage(self, spec: TensorSpec) -> Tensor:
+        """Return memory for the images of a rollout, [step, env, height, width, channel]."""
+        channels, height, width = spec.shape
+        shape = (self.config.horizon + 1, self.env.num_envs, height, width, channels)
+        return torch.zeros(shape, dtype=spec.dtype, device=self.env.device)
 
     # One iteration
 
@@ -131,18 +155,24 @@ class Ppo(Learner):
         env.prefetch_random(self.config.horizon)
         noise = self._sample_noise()
         scaled_noise = noise * self.log_std.exp()
-        observations, means, actions, steps = [self._rollout_env.obs], [], [], []
-        for step_noise in scaled_noise.unbind(0):
-            mean, action = self._act(observations[-1], step_noise)
+        observations, means, actions, steps = [self._store_images(0, self._rollout_env.obs)], [], [], []
+        values: list[Tensor] = []
+        for index, step_noise in enumerate(scaled_noise.unbind(0), start=1):
+            mean, action, *value = self._act(observations[-1], step_noise)
             step = env.step(action)
             means.append(mean)
             actions.append(action)
+            values += value
             steps.append(step)
-            observations.append(step.obs)
+            observations.append(self._store_images(index, step.obs))
         self._rollout_env.set_obs(observations[-1])
+        if self._critic_uses_images:
+            values.append(self._estimate(observations[-1]))
+        final_groups = () if self._critic_uses_images else self._critic_groups
         return Rollout(
-            obs={name: torch.stack([obs[name] for obs in observations]) for name in self.normalizers},
-            final_obs={name: torch.stack([step.final_obs[name] for step in steps]) for name in self._critic_groups},
+            obs={name: torch.stack([obs[name] for obs in observations]) for name in self.normalizers} | self._images,
+            final_obs={name: torch.stack([step.final_obs[name] for step in steps]) for name in final_groups},
+            value=torch.stack(values) if values else None,
             action=torch.stack(actions),
             mean=torch.stack(means),
             log_std=self.log_std.detach().clone(),
@@ -178,6 +208,8 @@ class Ppo(Learner):
 
     def _update_threads(self) -> int:
         """Return the number of threads for the update: one, unless a layer is large enough to be divided."""
+        if self.encoder:
+            return self._group.rank.cores
         layer = self.env.num_envs * self.config.horizon // self.config.minibatches * max(self.config.hidden)
         return self._group.rank.cores if layer >= _PARALLEL_LAYER_SIZE else 1
 
@@ -188,11 +220,27 @@ class Ppo(Learner):
         step = self._steps + torch.arange(self.config.horizon, device=self.env.device)[:, None]
         return random.normal(self.seed, self._env_index, step, random.Stream.ACTION, self.env.num_actions)
 
-    def _choose_actions(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean action and the action, which differs from it by `noise`."""
+    def _store_images(self, index: int, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy images, which the env overwrites, into the rollout. Return the observations with the copies."""
+        for name, images in self._images.items():
+            images[index].copy_(obs[name].permute(0, 2, 3, 1))
+        return obs | {name: images[index].permute(0, 3, 1, 2) for name, images in self._images.items()}
+
+    def _choose_actions(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, ...]:
+        """Return the mean action, the action, which differs from it by `noise`, and the value if the critic uses images.
+        Actor and critic share their features."""
         vectors = {name: self._normalize(name, obs[name]) for name in self._actor_groups}
-        mean = self._actor_forward(vector_input(vectors, self._actor_groups))
-        return mean, mean + noise
+        features = self.encoder(obs) if self.encoder else None
+        x = vector_input(vectors, self._actor_groups, features)
+        mean = self._actor_forward(x)
+        # The critic has the inputs of the actor if it uses images.
+        value = (self.critic(x).squeeze(-1),) if self._critic_uses_images else ()
+        return mean, mean + noise, *value
+
+    def _estimate_value(self, obs: dict[str, Tensor]) -> Tensor:
+        vectors = {name: self._normalize(name, obs[name]) for name in self._critic_groups}
+        features = self.encoder(obs) if self.encoder else None
+        return self.critic(vector_input(vectors, self._critic_groups, features)).squeeze(-1)
 
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs
@@ -207,6 +255,8 @@ class Ppo(Learner):
 
     def make_samples(self, rollout: Rollout) -> Samples:
         """Compute values and advantages, which are not standardized yet. The tensors are [step, env, ...]."""
+        if rollout.value is not None:
+            return self._samples_with_value(rollout, rollout.value)
         config = self.config
         critic_obs = {
             name: self._normalize_and_pad(name, torch.cat((rollout.obs[name], final_obs)))
@@ -215,14 +265,24 @@ class Ppo(Learner):
         values = forward_padded(self.critic, vector_input(critic_obs, self._critic_groups)).squeeze(-1)
         value, final_value = values.split((config.horizon + 1, config.horizon))
         next_value = torch.where(rollout.truncated, final_value, value[1:])
-        value = value[:-1]
-        advantage = advantages(
-            rollout.reward, value, next_value, rollout.terminated, rollout.done, config.discount, config.gae_lambda
-        )
         obs = {
-            name: critic_obs[name][: config.horizon] if name in critic_obs else self._normalize_and_pad(name, rows[:-1])
+            name: critic_obs[name][: config.horizon] if name in critic_obs else self._sample_obs(name, rows)
             for name, rows in rollout.obs.items()
         }
+        return self._samples(rollout, obs, value[:-1], next_value)
+
+    def _samples_with_value(self, rollout: Rollout, value: Tensor) -> Samples:
+        """Do the same with values that the rollout has. There are no images of the states before a reset, so after a
+        time limit the value of the state before the step is used, as RSL-RL and RL-Games do."""
+        obs = {name: self._sample_obs(name, rows) for name, rows in rollout.obs.items()}
+        return self._samples(rollout, obs, value[:-1], torch.where(rollout.truncated, value[:-1], value[1:]))
+
+    def _sample_obs(self, name: str, rows: Tensor) -> Tensor:
+        return rows[:-1] if name in self._images else self._normalize_and_pad(name, rows[:-1])
+
+    def _samples(self, rollout: Rollout, obs: dict[str, Tensor], value: Tensor, next_value: Tensor) -> Samples:
+        discount, decay = self.config.discount, self.config.gae_lambda
+        advantage = advantages(rollout.reward, value, next_value, rollout.terminated, rollout.done, discount, decay)
         return Samples(
             obs=obs,
             action=rollout.action,
@@ -268,8 +328,10 @@ class Ppo(Learner):
     def _minibatch_losses(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Return the loss to minimize, and the values of `_LOSS_NAMES`."""
         samples = self._packing.unpack(minibatch)
-        mean = forward_padded(self.actor, vector_input(samples.obs, self._actor_groups))
-        value = forward_padded(self.critic, vector_input(samples.obs, self._critic_groups)).squeeze(-1)
+        features = self.encoder(samples.obs) if self.encoder else None
+        mean = forward_padded(self.actor, vector_input(samples.obs, self._actor_groups, features))
+        of_critic = features if self._critic_uses_images else None
+        value = forward_padded(self.critic, vector_input(samples.obs, self._critic_groups, of_critic)).squeeze(-1)
         losses = objective(mean, self.log_std, value, samples, self.config)
         return *losses, kl_divergence(samples.mean, old_log_std, mean.detach(), self.log_std.detach())
 
@@ -313,11 +375,11 @@ class Ppo(Learner):
         return first_non_finite(self.env, first_obs, self.rollout.steps())
 
     def policy(self) -> Policy:
-        if not self.config.normalize_observations:
-            return Policy(self.actor, self._actor_groups)
+        if not self.config.normalize_observations or not self._actor_groups:
+            return Policy(self.actor, self._actor_groups, self.encoder)
         used = [self.normalizers[name] for name in self._actor_groups]
         mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
-        return Policy(fold_normalizer(self.actor, mean, std), self._actor_groups)
+        return Policy(fold_normalizer(self.actor, mean, std), self._actor_groups, self.encoder)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self.adam.learning_rate.fill_(learning_rate)

@@ -18,9 +18,10 @@ class Rollout:
     """Names of the tensors that are stacked from those of `Step`."""
 
     obs: dict[str, Tensor]
-    """Observation groups, one step longer than the other tensors: the last entry starts the next rollout."""
+    """Observation groups, one step longer than the other tensors: the last entry starts the next rollout. Images are
+    [step, env, height, width, channel]."""
     final_obs: dict[str, Tensor]
-    """Observations before any reset, of the groups that the critic uses."""
+    """Observations before any reset, of the groups that the critic uses; empty if it uses images."""
     action: Tensor
     mean: Tensor
     """Mean of the distribution from which the action was sampled."""
@@ -34,6 +35,8 @@ class Rollout:
     log: Tensor
     faults: Tensor
     """`VecEnv.faults`, [2]."""
+    value: Tensor | None = None
+    """Value estimates of `obs`, [step, env], which are computed in the rollout if the critic uses images."""
 
     @property
     def done(self) -> Tensor:
@@ -55,7 +58,8 @@ class Samples(NamedTuple):
     """Samples of an iteration or of a minibatch, [sample, ...]."""
 
     obs: dict[str, Tensor]
-    """Observation groups; vectors are normalized and may have extra columns of zeros at the end."""
+    """Observation groups; vectors are normalized and may have extra columns of zeros at the end. Images are [sample,
+    channel, height, width] in channels-last memory."""
     action: Tensor
     mean: Tensor
     """Mean action of the policy that collected the sample."""
@@ -73,7 +77,7 @@ class PackedSamples(NamedTuple):
     floats: Tensor
     """All float vectors and scalars, one row per sample."""
     images: dict[str, Tensor]
-    """Observation groups that are not float vectors, in their own dtype, [sample, ...]."""
+    """Images in their own dtype, [sample, height, width, channel]."""
 
     def gather(self, index: Tensor) -> "PackedSamples":
         """Return the samples with the given indices."""
@@ -106,7 +110,8 @@ class SamplePacking:
     def unpack(self, packed: PackedSamples) -> Samples:
         """Return views of packed samples."""
         *vectors, _, action, mean, advantage, target, value, log_prob = packed.floats.split(self._widths, dim=1)
-        obs = dict(zip(self._groups, vectors, strict=True)) | packed.images
+        images = {name: image.permute(0, 3, 1, 2) for name, image in packed.images.items()}
+        obs = dict(zip(self._groups, vectors, strict=True)) | images
         scalars = (scalar.squeeze(1) for scalar in (advantage, target, value, log_prob))
         return Samples(obs, action, mean, *scalars)
 

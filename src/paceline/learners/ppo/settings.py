@@ -15,7 +15,10 @@ class PpoSettings(Settings):
     flags: ClassVar[str] = "ppo"
     horizon_field: ClassVar[str] = "horizon"
     minibatches_field: ClassVar[str] = "minibatches"
-    fixed: ClassVar[tuple[str, ...]] = ("hidden", "activation", "initial_std", "normalize_observations")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("hidden", "activation", "initial_std", "normalize_observations"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+    )
 
     horizon: PerIteration = translated("horizon")
     epochs: PerIteration = translated("epochs")
@@ -38,6 +41,11 @@ class PpoSettings(Settings):
     """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     initial_std: Positive = translated("initial_std")
     normalize_observations: bool = translated("normalize_observations")
+    image_channels: LayerWidths = translated("image_channels")
+    image_kernels: LayerWidths = translated("image_kernels")
+    image_strides: LayerWidths = translated("image_strides")
+    image_features: PerIteration = translated("image_features")
+    image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
 
     def check(self) -> None:
         super().check()

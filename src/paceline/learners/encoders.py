@@ -1,0 +1,96 @@
+"""Convolutional encoder of images, shared by actor and critic."""
+
+import contextlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.env.vec_env import TensorSpec
+from paceline.errors import UserError
+
+
+def is_image(spec: TensorSpec) -> bool:
+    """Return whether an observation group is an image, [channel, height, width]."""
+    return len(spec.shape) == 3
+
+
+class SpatialSoftmax(nn.Module):
+    """Mean position of each feature map, weighted by its softmax, from -1 to 1 (Levine et al. 2016)."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return [batch, 2 * channel] from [batch, channel, height, width]."""
+        *_, height, width = maps.shape
+        weights = maps.flatten(2).softmax(-1).view_as(maps)
+        x, y = (torch.linspace(-1.0, 1.0, size, device=maps.device, dtype=maps.dtype) for size in (width, height))
+        return torch.cat(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1)), dim=1)
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions over the channels of all images, then one linear layer.
+
+    Images are scaled to about -0.5 to 0.5: bytes are divided by 255, other numbers by the scale of their group; classes
+    become one channel each. On a GPU the encoder computes in bfloat16.
+    """
+
+    def __init__(
+        self,
+        specs: dict[str, TensorSpec],
+        channels: tuple[int, ...],
+        kernels: tuple[int, ...],
+        strides: tuple[int, ...],
+        features: int,
+        pooling: str,
+        generator: torch.Generator,
+    ):
+        super().__init__()
+        self.groups = tuple(specs)
+        self._specs = specs
+        sizes = {spec.shape[1:] for spec in specs.values()}
+        if len(sizes) > 1:
+            found = ", ".join(f"{name} {spec.shape[2]}x{spec.shape[1]}" for name, spec in specs.items())
+            raise UserError(f"images of different sizes cannot share an encoder ({found}): give the cameras one size")
+        for name, spec in specs.items():
+            if spec.dtype == torch.int32:
+                raise UserError(f"geom indices ({name}) are not numbers that a network can use: use the stream classes")
+        if not len(channels) == len(kernels) == len(strides):
+            raise UserError(
+                f"the encoder has {len(channels)} channels, {len(kernels)} kernels and {len(strides)} strides: give "
+                "one of each per layer"
+            )
+        before = sum(spec.shape[0] * max(1, spec.classes) for spec in specs.values())
+        height, width = next(iter(sizes))
+        layers: list[nn.Module] = []
+        for after, kernel, stride in zip(channels, kernels, strides, strict=True):
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise UserError("the images are smaller than the kernels of the encoder: use larger images or strides")
+            layers += [nn.Conv2d(before, after, kernel, stride), nn.ReLU(inplace=True)]
+            before = after
+        if pooling == "spatial_softmax":
+            layers, flat = [*layers[:-1], SpatialSoftmax()], 2 * before
+        else:
+            layers, flat = [*layers, nn.Flatten()], before * height * width
+        self.layers = nn.Sequential(*layers, nn.Linear(flat, features), nn.ReLU(inplace=True))
+        for layer in self.layers:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+                nn.init.constant_(layer.bias, 0.0)  # pyright: ignore[reportArgumentType]
+
+    def forward(self, images: dict[str, Tensor]) -> Tensor:
+        """Return features [batch, features], float32, from images [batch, channel, height, width]."""
+        device = images[self.groups[0]].device
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        with torch.autocast("cuda", dtype) if on_gpu else contextlib.nullcontext():
+            parts = [self._scaled(name, images[name], dtype) for name in self.groups]
+            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            return self.layers(x.contiguous(memory_format=torch.channels_last)).float()
+
+    def _scaled(self, name: str, image: Tensor, dtype: torch.dtype) -> Tensor:
+        spec = self._specs[name]
+        if spec.classes:
+            return functional.one_hot(image.squeeze(1).long(), spec.classes).permute(0, 3, 1, 2).to(dtype)
+        scale = 255.0 if spec.dtype == torch.uint8 else spec.scale
+        return image.to(dtype) * (1.0 / scale) - 0.5

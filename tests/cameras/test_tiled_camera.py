@@ -1,0 +1,141 @@
+"""Cameras of an env: update rate, fresh images after a reset, stacked frames, latency and sensor effects."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.cameras.camera import Camera, SensorEffects
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import EnvState
+from paceline.errors import UserError
+from paceline.tasks.cartpole_camera import CartpoleCamera
+
+SMALL = replace(CartpoleCamera().camera, width=24, height=16, frames=1)
+
+
+@dataclass(frozen=True)
+class SmallTask(CartpoleCamera):
+    """Cartpole with a small camera, and a vector for the critic."""
+
+    camera: Camera = field(default=SMALL)
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"critic": torch.cat((state.qpos, state.qvel), dim=1)}
+
+
+def make_env(num_envs: int = 3, **options: Any) -> RobotEnv:
+    effects = options.pop("effects", SensorEffects())
+    env = RobotEnv(SmallTask(camera=replace(SMALL, effects=effects, **options)), num_envs, seed=5)
+    env.reset()
+    return env
+
+
+def push(env: RobotEnv, steps: int = 1) -> list[dict[str, Tensor]]:
+    """Step with full force, so that every image differs; return copies of the observations."""
+    observations = []
+    for _ in range(steps):
+        obs = env.step(torch.ones(env.num_envs, 1)).obs
+        observations.append({name: rows.clone() for name, rows in obs.items()})
+    return observations
+
+
+def test_groups_have_the_formats_of_their_streams() -> None:
+    env = make_env(streams=("rgb", "depth", "segmentation"), frames=2)
+    spec = {name: (each.shape, each.dtype) for name, each in env.observation_spec.items()}
+    assert spec["front_rgb"] == ((6, 16, 24), torch.uint8)
+    assert spec["front_depth"] == ((2, 16, 24), torch.float16)
+    assert spec["front_segmentation"] == ((2, 16, 24), torch.int32)
+    assert env.observation_spec["front_depth"].scale == SMALL.far
+    for name, obs in push(env)[0].items():
+        assert env.observation_spec[name].shape == tuple(obs.shape[1:])
+        if obs.dim() == 4:
+            assert obs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_slow_camera_keeps_its_image_but_a_reset_env_gets_a_new_one() -> None:
+    env = make_env(every=3)
+    first = env.observe()["front_rgb"].clone()
+    one, two, three = (obs["front_rgb"] for obs in push(env, 3))
+    assert torch.equal(one, first)
+    assert torch.equal(two, first)
+    assert not torch.equal(three, first)
+    env.env_state.episode_step[1] = env.max_episode_steps - 1
+    after = push(env)[0]["front_rgb"]
+    assert torch.equal(after[[0, 2]], three[[0, 2]])
+    assert not torch.equal(after[1], three[1])
+
+
+def test_frames_are_stacked_newest_last_and_start_with_the_first_image() -> None:
+    env = make_env(frames=2)
+    start = env.observe()["front_rgb"]
+    assert torch.equal(start[:, :3], start[:, 3:])
+    one, two = (obs["front_rgb"] for obs in push(env, 2))
+    assert torch.equal(two[:, :3], one[:, 3:])
+    assert not torch.equal(two[:, :3], two[:, 3:])
+
+
+def test_latency_delays_images_by_control_steps() -> None:
+    plain, late = make_env(), make_env(effects=SensorEffects(latency=(2, 2)))
+    now, delayed = push(plain, 5), push(late, 5)
+    for step in range(2, 5):
+        assert torch.equal(delayed[step]["front_rgb"], now[step - 2]["front_rgb"])
+
+
+def test_noise_depends_on_seed_env_and_step_only() -> None:
+    effects = SensorEffects(depth_noise=0.01, depth_dropout=0.1, rgb_noise=5.0)
+    clean, noisy = (make_env(4, streams=("rgb", "depth"), effects=each) for each in (SensorEffects(), effects))
+    again = make_env(4, streams=("rgb", "depth"), effects=effects)
+    clean, noisy, again = push(clean)[0], push(noisy)[0], push(again)[0]
+    assert torch.equal(noisy["front_rgb"], again["front_rgb"])
+    assert torch.equal(noisy["front_depth"], again["front_depth"])
+    color_error = (noisy["front_rgb"].float() - clean["front_rgb"].float()).flatten()
+    assert 4.0 < color_error.std() < 6.0
+    hit = clean["front_depth"] < SMALL.far
+    dropped = (noisy["front_depth"] == SMALL.far) & hit
+    assert 0.05 < float(dropped.sum() / hit.sum()) < 0.2
+    kept = hit & ~dropped
+    relative = ((noisy["front_depth"] - clean["front_depth"]).float() / clean["front_depth"].float().square())[kept]
+    assert 0.007 < relative.std() < 0.013
+    assert (noisy["front_depth"][~hit] == SMALL.far).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"every": 3}, {"frames": 3}, {"effects": SensorEffects(rgb_noise=3.0, latency=(0, 3))}],
+    ids=["plain", "every", "frames", "effects"],
+)
+def test_restored_env_continues_with_the_same_images(options: dict[str, Any]) -> None:
+    env, restored = make_env(**options), make_env(**options)
+    last = push(env, 4)[-1]
+    restored.load_state(env.state())
+    assert all(torch.equal(rows, last[name]) for name, rows in restored.observe().items())
+    for one, other in zip(push(env, 4), push(restored, 4), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_images_that_can_be_rendered_again_are_not_saved() -> None:
+    assert not any("front" in name for name in make_env().state())
+    assert any("front" in name for name in make_env(every=2).state())
+
+
+def test_task_without_the_camera_in_its_model_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Misnamed(SmallTask):
+        def cameras(self) -> dict[str, Camera]:
+            return {"fornt": self.camera}
+
+        def model(self) -> Any:
+            return SmallTask(camera=self.camera).model()
+
+    with pytest.raises(UserError, match=r"fornt.*front"):
+        RobotEnv(Misnamed(), 1)
+
+
+def test_contradicting_options_are_refused() -> None:
+    with pytest.raises(UserError, match=r"near 5 must be below far 2"):
+        make_env(near=5.0, far=2.0)
+    with pytest.raises(UserError, match="at least one, each once"):
+        make_env(streams=("rgb", "rgb"))

@@ -1,0 +1,100 @@
+"""PPO on images: encoders, networks of the groups, and the policy."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.env.robot_env import RobotEnv
+from paceline.env.vec_env import TensorSpec
+from paceline.errors import UserError
+from paceline.learners.encoders import ImageEncoder, SpatialSoftmax
+from paceline.learners.ppo import Ppo
+from paceline.learners.ppo.settings import PpoSettings
+from tests.cameras.test_tiled_camera import SMALL, SmallTask
+
+SETTINGS = PpoSettings(
+    horizon=4,
+    epochs=1,
+    minibatches=2,
+    hidden=(16,),
+    image_channels=(4, 8),
+    image_kernels=(4, 3),
+    image_strides=(2, 2),
+    image_features=16,
+)
+
+
+def make_encoder(**specs: TensorSpec) -> ImageEncoder:
+    return ImageEncoder(specs, (4,), (3,), (2,), 8, "flatten", torch.Generator().manual_seed(0))
+
+
+def test_spatial_softmax_finds_the_position_of_a_peak() -> None:
+    maps = torch.zeros(1, 2, 5, 9)
+    maps[0, 0, 0, 8] = maps[0, 1, 4, 0] = 100.0
+    assert torch.allclose(SpatialSoftmax()(maps), torch.tensor([[1.0, -1.0, -1.0, 1.0]]), atol=1e-3)
+
+
+def test_encoder_scales_bytes_depth_and_classes() -> None:
+    encoder = make_encoder(
+        rgb=TensorSpec((3, 8, 8), torch.uint8),
+        depth=TensorSpec((1, 8, 8), torch.float16, scale=4.0),
+        classes=TensorSpec((1, 8, 8), torch.uint8, classes=3),
+    )
+    assert encoder.layers[0].in_channels == 3 + 1 + 3
+    rows = {"rgb": torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8), "classes": torch.zeros(2, 1, 8, 8).byte()}
+    near = encoder(rows | {"depth": torch.ones(2, 1, 8, 8).half()})
+    assert near.dtype == torch.float32
+    assert not torch.equal(near, encoder(rows | {"depth": torch.full((2, 1, 8, 8), 3.0).half()}))
+
+
+def test_encoder_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(UserError, match="use the stream classes"):
+        make_encoder(ids=TensorSpec((1, 8, 8), torch.int32))
+    with pytest.raises(UserError, match="different sizes"):
+        make_encoder(one=TensorSpec((3, 8, 8), torch.uint8), two=TensorSpec((3, 16, 8), torch.uint8))
+    with pytest.raises(UserError, match="smaller than the kernels"):
+        ImageEncoder(
+            {"rgb": TensorSpec((3, 8, 8), torch.uint8)}, (4, 4), (8, 4), (4, 2), 8, "flatten", torch.Generator()
+        )
+
+
+class ImageOnlyTask(SmallTask):
+    def observe(self, state):
+        return {}
+
+
+@pytest.mark.parametrize("task", [SmallTask, ImageOnlyTask], ids=["critic vector", "images only"])
+@pytest.mark.parametrize("pooling", ["flatten", "spatial_softmax"])
+def test_an_update_changes_encoder_actor_and_critic(task: type[SmallTask], pooling: str) -> None:
+    env = RobotEnv(task(camera=replace(SMALL, streams=("rgb", "depth"))), 4)
+    learner = Ppo(env, replace(SETTINGS, image_pooling=pooling), seed=0)
+    assert learner.encoder is not None
+    modules = {"encoder": learner.encoder, "actor": learner.actor, "critic": learner.critic}
+    before = {name: [p.detach().clone() for p in module.parameters()] for name, module in modules.items()}
+    metrics = learner.learn()
+    assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
+    for name, module in modules.items():
+        assert any(not torch.equal(p, old) for p, old in zip(module.parameters(), before[name], strict=True)), name
+
+
+def test_policy_takes_images_and_gives_the_mean_action() -> None:
+    env = RobotEnv(SmallTask(), 4)
+    learner = Ppo(env, SETTINGS, seed=0)
+    learner.learn()
+    obs, policy = env.observe(), learner.policy()
+    assert learner.encoder is not None
+    assert policy.groups == ("front_rgb",)
+    with torch.no_grad():
+        expected = learner.actor(learner.encoder(obs))
+    assert torch.allclose(policy(obs), expected, atol=1e-6)
+
+
+def test_images_of_a_rollout_are_those_the_env_showed() -> None:
+    env, same = RobotEnv(SmallTask(), 2, seed=3), RobotEnv(SmallTask(), 2, seed=3)
+    learner = Ppo(env, SETTINGS, seed=0)
+    learner.learn()
+    images = learner.rollout.obs["front_rgb"]
+    assert torch.equal(images[0], same.reset()["front_rgb"].permute(0, 2, 3, 1))
+    for step, action in enumerate(learner.rollout.action, start=1):
+        assert torch.equal(images[step], same.step(action).obs["front_rgb"].permute(0, 2, 3, 1))
