@@ -96,7 +96,8 @@ def start(checkout: Path, script: str, name: str, args: argparse.Namespace) -> s
 
 def next_rate(worker: subprocess.Popen[str]) -> float:
     """Let a process train one round and return its rate. The first round warms up."""
-    assert worker.stdin and worker.stdout
+    assert worker.stdin
+    assert worker.stdout
     worker.stdin.write("\n")
     worker.stdin.flush()
     for line in worker.stdout:
