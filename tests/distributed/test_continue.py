@@ -169,7 +169,9 @@ def test_a_failure_while_building_has_a_traceback_in_the_log_it_names(ranks: int
 def test_the_header_is_printed_before_the_envs_are_built(site: Path, tmp_path: Path):
     words = ["train", "faulty", *SMALL, "--max-iterations", "1"]
     _, printed, _ = paceline(tmp_path, site, *words, BUILD="print:0")
-    assert 0 <= printed.index("faulty: 6 envs") < printed.index("the model is built")
+    # The model is built once more before the header, to check it.
+    checked, built = printed.split("faulty: 6 envs")
+    assert checked.count("the model is built") == built.count("the model is built") == 1
 
 
 def test_a_launch_into_a_directory_in_training_is_refused_and_changes_nothing(tmp_path: Path, site: Path):

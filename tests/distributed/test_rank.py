@@ -37,7 +37,7 @@ def test_a_launcher_makes_a_launched_rank(launcher: pytest.MonkeyPatch):
 def test_a_rank_that_no_launcher_made_joins_nobody(launcher: pytest.MonkeyPatch):
     launcher.setenv("MASTER_PORT", str(free_port()))
     group = Group(Rank())
-    assert group.alone
+    assert not group.is_distributed
     assert group.all_gather("a") == ["a"]
 
 

@@ -221,7 +221,7 @@ def open_run(run: Path) -> None:
     plan = make_plan(config, opened, file, LaunchRecord())
     plan = load_start(plan, config, settings, ranks=1)
     if plan.total_envs == ENVS:
-        session = Session(config, settings, Group(Rank()), plan, Interrupts(), [], time.monotonic())
+        session = Session(config, settings, Group(Rank()), plan, [], Interrupts(), [], time.monotonic())
         session.episodes.means()
         json.dumps(session.totals)
 
