@@ -261,11 +261,11 @@ def test_a_launcher_without_an_address_fails_at_once(tmp_path: Path):
 
 
 def test_the_json_is_not_ok_if_and_only_if_something_fails():
-    fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "mend")
+    fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "fix")
     assert json.loads(as_json([fine, advice]))["ok"] is True
     report = json.loads(as_json([fine, bad]))
     assert report["ok"] is False
-    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
+    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "fix"}
 
 
 @pytest.mark.parametrize("soft_wrap", [False, True])
