@@ -17,7 +17,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 SIDES = ("old", "new")
 ROBOTS = ("go1-velocity", "g1-velocity")
@@ -38,7 +38,8 @@ def main() -> None:
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        measure(*args.measure, args)
+        script, name = args.measure
+        measure(script, name, args)
     else:
         compare(args)
 
@@ -55,7 +56,7 @@ def compare(args: argparse.Namespace) -> None:
         with ThreadPoolExecutor() as pool:
             every = [worker for pair in workers.values() for worker in pair]
             for worker, _ in zip(every, pool.map(next_rate, every), strict=True):
-                print(f"{worker.args[-1]} in {worker.args[2]}: ready", flush=True)
+                print(f"{command_of(worker)[-1]} in {command_of(worker)[2]}: ready", flush=True)
         for (script, name), pair in workers.items():
             found: dict[str, list[float]] = {side: [] for side in SIDES}
             for round_ in range(args.rounds):
@@ -96,18 +97,24 @@ def start(checkout: Path, script: str, name: str, args: argparse.Namespace) -> s
 
 def next_rate(worker: subprocess.Popen[str]) -> float:
     """Let a process train one round and return its rate. The first round warms up."""
-    assert worker.stdin and worker.stdout
+    assert worker.stdin
+    assert worker.stdout
     worker.stdin.write("\n")
     worker.stdin.flush()
     for line in worker.stdout:
         if line.startswith(RATE):
             return float(line.removeprefix(RATE))
-    sys.exit(f"{' '.join(map(str, worker.args))} failed")
+    sys.exit(f"{' '.join(command_of(worker))} failed")
+
+
+def command_of(worker: subprocess.Popen[str]) -> list[str]:
+    return [str(argument) for argument in cast("list[Any]", worker.args)]
 
 
 def measure(script: str, name: str, args: argparse.Namespace) -> None:
     """Run the benchmark of this process's checkout, with rounds in place of one run of iterations."""
-    rates, benchmark = importlib.import_module("rates"), importlib.import_module(script)
+    rates: Any = importlib.import_module("rates")
+    benchmark = importlib.import_module(script)
     learning, warm = rates.learning, rates.WARM.start
 
     def rounds(learner: Any, steps: int, _: int) -> None:

@@ -97,11 +97,13 @@ def physics_of(learner: Ppo, env: RobotEnv, repeats: int) -> float:
 
         return call
 
+    # The first call of `collect` runs without a graph, so that each simulation call is seen.
+    recorder = Ppo(env, learner.config, learner.seed)
+    recorder.load_state(learner.state())
     initial_state = sim.state()
     for name in calls:
         setattr(sim, name, recording(name))
-    with torch.no_grad():
-        learner._collect()
+    recorder.collect()
     for name in calls:
         delattr(sim, name)
 

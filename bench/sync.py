@@ -230,7 +230,7 @@ def measure(
     learners: dict[str, Paceline] = {}
     for scheme, kind in SCHEMES.items():
         env = RobotEnv(Cartpole(), len(envs), "mujoco", seed=SEED, first_env=envs.start, threads=1)
-        learners[scheme] = (Paceline if group.alone else kind)(env, ppo, SEED, group)
+        learners[scheme] = (kind if group.is_distributed else Paceline)(env, ppo, SEED, group)
         for _ in range(WARMUP_ITERATIONS):
             learners[scheme].learn()
     found: dict[str, dict[str, Any]] = {scheme: {"seconds": []} for scheme in SCHEMES}

@@ -14,19 +14,19 @@ _SECONDS = 120.0
 
 def paceline(*argv: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `paceline ARGV` in a new process and wait for its end."""
-    words = [str(word) for word in argv]
+    arguments = [str(argument) for argument in argv]
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "stdout", Path(folder) / "stderr"
-        process = CONTEXT.Process(target=_run, args=(words, cwd, os.environ | environment, files))
+        process = CONTEXT.Process(target=_run, args=(arguments, cwd, os.environ | environment, files))
         process.start()
         process.join(_SECONDS)
         if process.exitcode is None:
             process.kill()
-            raise subprocess.TimeoutExpired(words, _SECONDS)
-        return subprocess.CompletedProcess(words, process.exitcode, *(file.read_text() for file in files))
+            raise subprocess.TimeoutExpired(arguments, _SECONDS)
+        return subprocess.CompletedProcess(arguments, process.exitcode, *(file.read_text() for file in files))
 
 
-def _run(words: list[str], cwd: Path, environment: dict[str, str], files: tuple[Path, Path]) -> None:
+def _run(argv: list[str], cwd: Path, environment: dict[str, str], files: tuple[Path, Path]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
@@ -35,7 +35,7 @@ def _run(words: list[str], cwd: Path, environment: dict[str, str], files: tuple[
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", closefd=False)  # noqa: SIM115
-    sys.argv = ["paceline", *words]
+    sys.argv = ["paceline", *argv]
     from paceline.__main__ import main
 
     main()

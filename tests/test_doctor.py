@@ -42,7 +42,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name, raising=False)
 
 
-def alone(place: Path, task: str | None = None, num_envs: int | None = None) -> dict[str, Finding]:
+def single_process(place: Path, task: str | None = None, num_envs: int | None = None) -> dict[str, Finding]:
     """Return the findings of a single process by name."""
     findings = examine(task, num_envs, ("none",), "auto", place, 5.0)
     assert findings is not None
@@ -86,7 +86,7 @@ def the(report: dict[str, Any] | None, beginning: str) -> dict[str, str]:
 
 
 def test_a_single_process_finds_no_failure_and_leaves_no_files(tmp_path: Path):
-    found = alone(tmp_path / "new" / "run")
+    found = single_process(tmp_path / "new" / "run")
     assert {"python", "paceline", "torch", "mujoco", "CPU", "rendezvous", "open files", "run directory"} <= set(found)
     assert found["torch"].value == torch.__version__
     assert found["rendezvous"].value.startswith("not needed")
@@ -98,22 +98,22 @@ def test_a_single_process_finds_no_failure_and_leaves_no_files(tmp_path: Path):
 def test_a_launcher_with_one_rank_equals_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in variables(0, 1, free_port()).items():
         monkeypatch.setenv(name, value)
-    assert alone(tmp_path)["rendezvous"].value.startswith("not needed")
+    assert single_process(tmp_path)["rendezvous"].value.startswith("not needed")
 
 
 def test_an_unknown_task_is_an_error_and_not_a_finding(tmp_path: Path):
     with pytest.raises(UserError, match="cartpole"):
-        alone(tmp_path, "cartpol")
+        single_process(tmp_path, "cartpol")
 
 
 def test_too_many_envs_for_the_memory_fail_and_the_number_that_fits_is_named(tmp_path: Path):
-    memory = alone(tmp_path, "cartpole", 2**24)["memory"]
+    memory = single_process(tmp_path, "cartpole", 2**24)["memory"]
     assert memory.status == "fails"
     assert "at least" in memory.value
     fitting = int(memory.remedy.split()[-1])
     assert 0 < fitting < 2**24
     # Other processes may allocate memory in the meantime.
-    assert alone(tmp_path, "cartpole", fitting // 2)["memory"].status == "ok"
+    assert single_process(tmp_path, "cartpole", fitting // 2)["memory"].status == "ok"
 
 
 def test_each_rank_that_shares_a_memory_needs_its_part():
@@ -129,7 +129,7 @@ def test_on_warp_the_arrays_of_the_engine_count():
 
 def test_a_run_directory_that_cannot_be_created_fails(tmp_path: Path):
     (tmp_path / "file").touch()
-    found = alone(tmp_path / "file" / "run")["run directory"]
+    found = single_process(tmp_path / "file" / "run")["run directory"]
     assert found.status == "fails"
     assert "Not a directory" in found.value
     assert "--run-dir" in found.remedy
@@ -143,14 +143,14 @@ def test_an_unwritable_directory_is_only_advice_on_a_host_that_writes_logs(tmp_p
 
 def test_a_host_name_that_only_this_host_can_reach_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostname", lambda: "localhost")
-    found = alone(tmp_path)["rendezvous"]
+    found = single_process(tmp_path)["rendezvous"]
     assert found.status == "advice"
     assert "--local-addr" in found.remedy
 
 
 def test_a_host_name_that_does_not_resolve_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
-    found = alone(tmp_path)["rendezvous"]
+    found = single_process(tmp_path)["rendezvous"]
     assert found.status == "advice"
     assert "does not resolve" in found.value
 
@@ -160,9 +160,9 @@ def test_an_interface_that_does_not_exist_fails_and_the_existing_ones_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ):
     monkeypatch.setenv(variable, "lo")
-    assert alone(tmp_path)[variable].status == "ok"
+    assert single_process(tmp_path)[variable].status == "ok"
     monkeypatch.setenv(variable, "nosuch0")
-    found = alone(tmp_path)[variable]
+    found = single_process(tmp_path)[variable]
     assert (found.status, found.value) == ("fails", "nosuch0")
     assert "lo" in found.remedy
 
@@ -186,11 +186,11 @@ def test_a_low_limit_of_open_files_is_advice_for_several_ranks():
 
 
 def test_small_shared_memory_and_missing_peer_access_are_advice():
-    assert doctor.check_shared_memory(2**26, several_gpus=True)[0].status == "advice"
-    assert doctor.check_shared_memory(2**26, several_gpus=False)[0].status == "ok"
-    assert doctor.check_shared_memory(2**30, several_gpus=True)[0].status == "ok"
-    assert doctor.check_peer_access({(0, 1): True})[0].status == "ok"
-    [without] = doctor.check_peer_access({(0, 1): True, (0, 2): False})
+    assert doctor.check_shared_memory(2**26, several_gpus=True).status == "advice"
+    assert doctor.check_shared_memory(2**26, several_gpus=False).status == "ok"
+    assert doctor.check_shared_memory(2**30, several_gpus=True).status == "ok"
+    assert doctor.check_peer_access({(0, 1): True}).status == "ok"
+    without = doctor.check_peer_access({(0, 1): True, (0, 2): False})
     assert (without.status, without.value) == ("advice", "not between GPUs 0-2")
 
 
@@ -202,7 +202,7 @@ def test_ranks_that_share_a_gpu_and_a_wrong_sum_are_named():
     reports = [report("a", "GPU-1", True), report("b", "GPU-1", True), report("b", "GPU-1", False)]
     sharing, sums = doctor.combine_reports(reports, "warp")
     assert sharing.status == "advice"
-    assert sharing.value.startswith("ranks 1, 2 share GPU-1 on b,")
+    assert sharing.value.startswith("ranks 1, 2 share GPU-1 on b")
     assert sums.status == "fails"
     assert sums.value.endswith("wrong sums on rank 2")
 
@@ -261,11 +261,11 @@ def test_a_launcher_without_an_address_fails_at_once(tmp_path: Path):
 
 
 def test_the_json_is_not_ok_if_and_only_if_something_fails():
-    fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "mend")
+    fine, advice, bad = Finding("a", "ok", "1"), Finding("b", "advice", "2", "do"), Finding("c", "fails", "3", "fix")
     assert json.loads(as_json([fine, advice]))["ok"] is True
     report = json.loads(as_json([fine, bad]))
     assert report["ok"] is False
-    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "mend"}
+    assert report["findings"][1] == {"name": "c", "status": "fails", "value": "3", "remedy": "fix"}
 
 
 @pytest.mark.parametrize("soft_wrap", [False, True])

@@ -173,11 +173,11 @@ def test_bad_values_are_refused_by_name(format: str, output: Path | None, messag
 def test_refusals_are_one_line_exit_2_and_leave_nothing(tiny_run: Path, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     before = {p: p.stat().st_mtime_ns for p in (*tmp_path.rglob("*"), *tiny_run.rglob("*"))}
-    for words, message in (
+    for argv, message in (
         (["nowhere"], "no run at nowhere"),
         ([tiny_run, "--output", "file/policy.onnx"], "cannot write the policy file/policy.onnx"),
     ):
-        done = paceline("export", *words, cwd=tmp_path)
+        done = paceline("export", *argv, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert message in done.stderr

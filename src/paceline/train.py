@@ -24,7 +24,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.training.build import resolve
 from paceline.training.plan import Plan, load_start, make_plan
-from paceline.training.ranks import check_ranks_agree, print_header
+from paceline.training.ranks import check_ranks_agree
 from paceline.training.session import Session
 from paceline.training.worker import TrainingFailedError, Worker
 
@@ -65,7 +65,7 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
     except RunCompletedError:
         raise
     except Exception as error:
-        if isinstance(error, UserError) and (error.reported or group.alone):
+        if isinstance(error, UserError) and (error.reported or not group.is_distributed):
             raise
         raise worker.end(error, group) from error
     finally:
@@ -82,14 +82,10 @@ def _train(
     with ExitStack() as stack:
         run = _decide_on_main(group, lambda: stack.enter_context(plan.run.held(plan.is_new, warn)))
         plan = worker.plan = replace(plan, run=run)
-        worker.log = worker_log.begin(rank, group.alone, config.worker_log_dir, run.worker_logs)
-        consoles = worker.log.consoles(console)
-        for each in consoles:
-            print_header(each, config, settings, group, plan, members)
-
-        same_seconds = 0.0 if group.alone else _SAME_REQUEST_SECONDS
+        worker.log = worker_log.begin(rank, config.worker_log_dir, run.worker_logs)
+        same_seconds = _SAME_REQUEST_SECONDS if group.is_distributed else 0.0
         interrupts = Interrupts(same_seconds, STOP_NOTICE if rank.is_main else "", worker.mark_interrupted)
-        session = Session(config, settings, group, plan, interrupts, consoles, began)
+        session = Session(config, settings, group, plan, members, interrupts, worker.log.consoles(console), began)
         # Files are written only after all ranks are built.
         group.all_gather(None)
         worker.session = session

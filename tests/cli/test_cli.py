@@ -1,6 +1,7 @@
 """The command line in real processes."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,8 +32,10 @@ BAD = {
     "unknown engine": (["train", "cartpole", "--engine", "bullet"], ["'bullet'", "mujoco, warp"]),
     "unknown logger": (["train", "cartpole", "--logger", "paper"], ["'paper'", "none, tensorboard"]),
     "unknown option": (["train", "cartpole", "--num-env", "4"], ["'--num-env'", "did you mean '--num-envs'"]),
-    "unknown task option": (["train", "cartpole", "--env.gravity", "4"], ["'--env.gravity'", "--env."]),
-    "unexpected argument": (["train", "cartpole", "ant"], ["'ant'"]),
+    "unknown task option": (["train", "cartpole", "--env.gravity", "4"], ["'--env.gravity'", "train cartpole --help"]),
+    "unexpected argument": (["train", "cartpole", "ant"], ["unexpected argument 'ant'", "train cartpole --help"]),
+    "discrete actions": (["train", "gymnasium:CartPole-v1"], ["Discrete(2)", "continuous actions"]),
+    "missing robot file": (["train", "go1-velocity", "--env.robot", "no.xml"], ["--env.robot no.xml: no such file"]),
     "no envs": (["train", "cartpole", "--num-envs", "0"], ["--num-envs 0", "at least 1"]),
     "negative iterations": (["train", "cartpole", "--max-iterations", "-3"], ["--max-iterations -3", "at least 1"]),
     "uneven minibatches": (["train", "cartpole", "--ppo.minibatches", "7"], ["--ppo.minibatches 7", "divide"]),
@@ -118,6 +121,14 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     result = json.loads((run / "result.json").read_text())
     assert (result["iterations"], result["num_envs"]) == (5, 8)
     assert "cartpole" in paceline("tasks", cwd=tmp_path).stdout
+
+
+def test_the_summary_of_a_resumed_run_is_about_all_sessions(tmp_path: Path, tiny_run: Path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    done = paceline("train", "--resume", "run", "--max-iterations", "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert f"{result['env_steps'] / result['train_seconds']:,.0f} steps/s" in done.stdout
 
 
 def test_a_resumed_run_stays_in_its_directory(tmp_path: Path, tiny_run: Path):

@@ -78,11 +78,11 @@ def install(site: Path, task: str = TASK) -> Path:
     return site
 
 
-def start(cwd: Path, site: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+def start(cwd: Path, site: Path, *argv: str, **variables: str) -> subprocess.Popen[str]:
     """Start `paceline ARGV` in a new process group."""
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | variables
     return subprocess.Popen(
-        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words],
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *argv],
         cwd=cwd,
         env=environment,
         text=True,
@@ -103,11 +103,11 @@ def left_behind(mark: str) -> dict[int, str]:
     found = {}
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = file.read_bytes().decode(errors="replace").replace("\0", " ")
+            command_line = file.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
-        if mark in words:
-            found[int(file.parent.name)] = words
+        if mark in command_line:
+            found[int(file.parent.name)] = command_line
     return found
 
 

@@ -47,7 +47,7 @@ class Node:
         """Drop all packets from and to the node."""
         self._link("down")
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         self._link("up")
 
     def _link(self, state: str) -> None:
@@ -106,9 +106,9 @@ def _namespace(stack: ExitStack, name: str) -> None:
     stack.callback(_ip, "netns", "delete", name)
 
 
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr.strip()}"
+def _ip(*argv: str) -> None:
+    done = subprocess.run(["ip", *argv], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(argv)}: {done.stderr.strip()}"
 
 
 def _is_dead(pid: int) -> bool:

@@ -26,18 +26,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
 
 
-def paceline(cwd: Path, site: Path, *words: str, **environment: str) -> tuple[int, str, str]:
+def paceline(cwd: Path, site: Path, *argv: str, **environment: str) -> tuple[int, str, str]:
     """Run a command to its end; return its exit code, output and error output."""
-    done = forked.paceline(*words, cwd=cwd, PYTHONPATH=str(site), **environment)
+    done = forked.paceline(*argv, cwd=cwd, PYTHONPATH=str(site), **environment)
     return done.returncode, done.stdout, done.stderr
 
 
-def torchrun(cwd: Path, site: Path, options: list[str], *words: str, **environment: str) -> tuple[int, str, str]:
-    """Run `paceline WORDS` in one worker under `torch.distributed.run` with a c10d rendezvous named 123."""
+def torchrun(cwd: Path, site: Path, options: list[str], *argv: str, **environment: str) -> tuple[int, str, str]:
+    """Run `paceline ARGV` in one worker under `torch.distributed.run` with a c10d rendezvous named 123."""
     rendezvous = ["--rdzv_id=123", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}"]
     command = ["-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", *rendezvous, *options]
     done = subprocess.run(
-        [sys.executable, *command, "-m", "paceline", *words, "--distributed"],
+        [sys.executable, *command, "-m", "paceline", *argv, "--distributed"],
         cwd=cwd,
         env=os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
@@ -67,8 +67,8 @@ def runs(cwd: Path, task: str = "faulty") -> list[Path]:
 def test_resume_auto_means_the_same_run_after_a_restart(site: Path, tmp_path: Path):
     assert paceline(tmp_path, site, "train", "faulty", *SMALL, "--max-iterations", "2")[0] == 0
     (run,) = runs(tmp_path)
-    words = ["--ranks", "2", "--num-envs", "3", "--max-restarts", "1", "--max-iterations", "100000"]
-    process = start(tmp_path, site, "train", "--resume", "auto", *SMALL, *words)
+    argv = ["--ranks", "2", "--num-envs", "3", "--max-restarts", "1", "--max-iterations", "100000"]
+    process = start(tmp_path, site, "train", "--resume", "auto", *SMALL, *argv)
     try:
         until(lambda: result(run)["status"] == "running" and result(run)["world_size"] == 2)
         assert paceline(tmp_path, site, "train", "faulty", *SMALL, "--max-iterations", "2")[0] == 0
@@ -86,12 +86,12 @@ def test_resume_auto_means_the_same_run_after_a_restart(site: Path, tmp_path: Pa
 
 
 def test_a_reused_rendezvous_id_starts_a_new_run(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
+    argv = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
     fault = f"raise:0:60:{tmp_path / 'fault'}"
-    assert torchrun(tmp_path, site, [], *words, FAULT=fault)[0] != 0
+    assert torchrun(tmp_path, site, [], *argv, FAULT=fault)[0] != 0
     (failed,) = runs(tmp_path)
     assert result(failed)["status"] == "failed"
-    code, _, errors = torchrun(tmp_path, site, [], *words, "--seed", "5", "--max-iterations", "2")
+    code, _, errors = torchrun(tmp_path, site, [], *argv, "--seed", "5", "--max-iterations", "2")
     assert code == 0, errors
     _, new = runs(tmp_path)
     assert result(failed)["status"] == "failed"
@@ -104,9 +104,9 @@ def test_a_reused_rendezvous_id_starts_a_new_run(site: Path, tmp_path: Path):
 
 
 def test_a_restarted_worker_finds_the_run_of_its_launch(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
+    argv = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
     fault = f"SIGKILL:0:100:{tmp_path / 'fault'}"
-    code, printed, errors = torchrun(tmp_path, site, ["--max-restarts=1"], *words, FAULT=fault)
+    code, printed, errors = torchrun(tmp_path, site, ["--max-restarts=1"], *argv, FAULT=fault)
     assert code == 0, errors
     (run,) = runs(tmp_path)
     assert (result(run)["status"], result(run)["restarts"]) == ("completed", 1)
@@ -114,25 +114,25 @@ def test_a_restarted_worker_finds_the_run_of_its_launch(site: Path, tmp_path: Pa
 
 
 def test_a_requeued_job_continues_its_run(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
+    argv = ["train", "faulty", *SMALL, "--checkpoint-every", "2"]
     job = {"SLURM_JOB_ID": "7", "FAULT": f"raise:0:60:{tmp_path / 'fault'}"}
-    assert paceline(tmp_path, site, *words, SLURM_RESTART_COUNT="0", **job)[0] == 1
+    assert paceline(tmp_path, site, *argv, SLURM_RESTART_COUNT="0", **job)[0] == 1
     # A second command of the same job is not a requeue.
-    assert paceline(tmp_path, site, *words, "--max-iterations", "2", SLURM_RESTART_COUNT="0", **job)[0] == 0
+    assert paceline(tmp_path, site, *argv, "--max-iterations", "2", SLURM_RESTART_COUNT="0", **job)[0] == 0
     failed, other = runs(tmp_path)
-    code, printed, errors = paceline(tmp_path, site, *words, SLURM_RESTART_COUNT="1", **job)
+    code, printed, errors = paceline(tmp_path, site, *argv, SLURM_RESTART_COUNT="1", **job)
     assert code == 0, errors
     assert ", from iteration 6, restart 1" in printed
     assert result(failed)["status"] == "completed"
     # The requeued job's second command is the run that has completed.
-    code, printed, _ = paceline(tmp_path, site, *words, "--max-iterations", "2", SLURM_RESTART_COUNT="1", **job)
+    code, printed, _ = paceline(tmp_path, site, *argv, "--max-iterations", "2", SLURM_RESTART_COUNT="1", **job)
     assert (code, "has completed before" in printed) == (0, True)
     assert runs(tmp_path) == [failed, other]
 
 
 def test_launches_in_the_same_second_get_directories_of_their_own(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--ranks", "2", "--max-iterations", "2"]
-    processes = [start(tmp_path, site, *words) for _ in range(2)]
+    argv = ["train", "faulty", *SMALL, "--ranks", "2", "--max-iterations", "2"]
+    processes = [start(tmp_path, site, *argv) for _ in range(2)]
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
     finally:
@@ -143,20 +143,20 @@ def test_launches_in_the_same_second_get_directories_of_their_own(site: Path, tm
 
 
 def test_a_refusal_is_printed_once_and_not_restarted(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--ranks", "2", "--max-restarts", "2", "--run-dir", "run"]
-    code, _, errors = paceline(tmp_path, site, *words, BUILD="refuse:1")
+    argv = ["train", "faulty", *SMALL, "--ranks", "2", "--max-restarts", "2", "--run-dir", "run"]
+    code, _, errors = paceline(tmp_path, site, *argv, BUILD="refuse:1")
     assert code == 2
     (line,) = errors.strip().splitlines()
     assert line.startswith("paceline: no robot file here; rank 1 on ")
     assert "no robot file here" in (tmp_path / "run" / "workers" / "rank_1.log").read_text()
     # The same directory can be used as soon as the input is right.
-    assert paceline(tmp_path, site, *words, "--max-iterations", "2")[0] == 0
+    assert paceline(tmp_path, site, *argv, "--max-iterations", "2")[0] == 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_failure_while_building_has_a_traceback_in_the_log_it_names(ranks: int, site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--ranks", str(ranks), "--run-dir", "run"]
-    code, _, errors = paceline(tmp_path, site, *words, BUILD=f"raise:{ranks - 1}")
+    argv = ["train", "faulty", *SMALL, "--ranks", str(ranks), "--run-dir", "run"]
+    code, _, errors = paceline(tmp_path, site, *argv, BUILD=f"raise:{ranks - 1}")
     assert code == 1
     (line,) = errors.strip().splitlines()
     assert "ArithmeticError: the axle broke" in line
@@ -167,20 +167,22 @@ def test_a_failure_while_building_has_a_traceback_in_the_log_it_names(ranks: int
 
 
 def test_the_header_is_printed_before_the_envs_are_built(site: Path, tmp_path: Path):
-    words = ["train", "faulty", *SMALL, "--max-iterations", "1"]
-    _, printed, _ = paceline(tmp_path, site, *words, BUILD="print:0")
-    assert 0 <= printed.index("faulty: 6 envs") < printed.index("the model is built")
+    argv = ["train", "faulty", *SMALL, "--max-iterations", "1"]
+    _, printed, _ = paceline(tmp_path, site, *argv, BUILD="print:0")
+    # The model is built once more before the header, to check it.
+    checked, built = printed.split("faulty: 6 envs")
+    assert checked.count("the model is built") == built.count("the model is built") == 1
 
 
 def test_a_launch_into_a_directory_in_training_is_refused_and_changes_nothing(tmp_path: Path, site: Path):
-    words = ["train", "faulty", *SMALL, "--run-dir", "run", "--max-iterations", "1000000", "--checkpoint-every", "1"]
+    argv = ["train", "faulty", *SMALL, "--run-dir", "run", "--max-iterations", "1000000", "--checkpoint-every", "1"]
     result = tmp_path / "run" / "result.json"
-    with start(tmp_path, site, *words) as process:
+    with start(tmp_path, site, *argv) as process:
         try:
             until(lambda: list(tmp_path.glob("run/checkpoints/iteration_*")))
             before = json.loads(result.read_text())
             assert before["status"] == "running"
-            code, _, errors = paceline(tmp_path, site, *words, "--ranks", "2")
+            code, _, errors = paceline(tmp_path, site, *argv, "--ranks", "2")
             assert code == 2
             assert errors == "paceline: run is being trained by another process: wait for it to end, or stop it\n"
             assert json.loads(result.read_text()) == before

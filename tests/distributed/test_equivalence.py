@@ -61,7 +61,7 @@ DISTRIBUTIONS = {
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
+def single_rank() -> dict[str, Any]:
     return learn(shard_ranges(12, 1), Rank())
 
 
@@ -76,8 +76,8 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return learn_on_ranks(request.param)
 
 
-def test_ranks_compute_what_one_rank_computes_with_all_envs(alone: dict[str, Any], ranks: list[dict[str, Any]]):
-    for i, expected in enumerate(alone["history"]):
+def test_ranks_compute_what_one_rank_computes_with_all_envs(single_rank: dict[str, Any], ranks: list[dict[str, Any]]):
+    for i, expected in enumerate(single_rank["history"]):
         found = [rank["history"][i] for rank in ranks]
         for name in ("parameters", "gradient", "moments", "learning_rate", "mean", "variance", "count"):
             torch.testing.assert_close(

@@ -24,14 +24,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
 
 
-def train(cwd: Path, site: Path, *words: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
+def train(cwd: Path, site: Path, *argv: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
     """Return the exit code and output of a run of two ranks, and how long it ran after its fault."""
     file = cwd / "fault"
     if fault:
         variables["FAULT"] = f"{fault}:{file}"
     run = cwd / "run"
     process = start(
-        cwd, site, "train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), *words, **variables
+        cwd, site, "train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), *argv, **variables
     )
     try:
         printed, errors = process.communicate(timeout=SECONDS)
@@ -101,8 +101,8 @@ def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed: Path, tmp_path: Path):
-    words = ("--checkpoint-every", "7", "--max-restarts", "2")
-    code, _, errors, _ = train(tmp_path, site, *words, fault=f"SIGKILL:{rank}:200")
+    argv = ("--checkpoint-every", "7", "--max-restarts", "2")
+    code, _, errors, _ = train(tmp_path, site, *argv, fault=f"SIGKILL:{rank}:200")
     assert code == 0, errors
     assert (result(tmp_path)["status"], result(tmp_path)["restarts"], result(tmp_path)["iterations"]) == (
         "completed",
@@ -122,8 +122,8 @@ def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed
 
 
 def test_before_the_first_checkpoint_a_killed_run_begins_again(site: Path, undisturbed: Path, tmp_path: Path):
-    words = ("--checkpoint-every", "100", "--max-restarts", "1")
-    assert train(tmp_path, site, *words, fault="SIGKILL:1:30")[0] == 0
+    argv = ("--checkpoint-every", "100", "--max-restarts", "1")
+    assert train(tmp_path, site, *argv, fault="SIGKILL:1:30")[0] == 0
     assert scalars(tmp_path / "run") == scalars(undisturbed)
 
 
@@ -138,7 +138,7 @@ def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: P
 @pytest.mark.parametrize("signals", ["launcher", "everyone"])
 def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
-    words = [
+    argv = [
         "train",
         "faulty",
         "--gpu-ids",
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
         "--max-iterations",
         "100000",
     ]
-    process = start(tmp_path, site, *words)
+    process = start(tmp_path, site, *argv)
     try:
         until(
             lambda: (
@@ -181,8 +181,8 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, si
 
 def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, tmp_path: Path):
     run = tmp_path / "run"
-    words = ["--gpu-ids", "none", "--ranks", "2", "--max-iterations", "100000", "--checkpoint-every", "5"]
-    process = start(tmp_path, site, "train", "faulty", *words, "--run-dir", str(run))
+    argv = ["--gpu-ids", "none", "--ranks", "2", "--max-iterations", "100000", "--checkpoint-every", "5"]
+    process = start(tmp_path, site, "train", "faulty", *argv, "--run-dir", str(run))
     try:
         until(lambda: checkpoint.listing(run / "checkpoints"))
         main, other = (process_of_rank(str(run), index) for index in (0, 1))

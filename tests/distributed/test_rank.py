@@ -37,7 +37,7 @@ def test_a_launcher_makes_a_launched_rank(launcher: pytest.MonkeyPatch):
 def test_a_rank_that_no_launcher_made_joins_nobody(launcher: pytest.MonkeyPatch):
     launcher.setenv("MASTER_PORT", str(free_port()))
     group = Group(Rank())
-    assert group.alone
+    assert not group.is_distributed
     assert group.all_gather("a") == ["a"]
 
 
@@ -109,22 +109,22 @@ def test_a_policy_is_exported_also_where_a_platform_sets_rank(tiny_run: Path, tm
     assert (done.returncode, done.stdout, done.stderr) == (0, "policy.pt\n", "")
 
 
-def error_of(words: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(argv: list[str], patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what the command prints in this process when it exits with 2."""
-    patch.setattr(sys, "argv", ["paceline", *words])
+    patch.setattr(sys, "argv", ["paceline", *argv])
     assert main() == 2
     return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [["trian"], ["tasks", "--colour"], ["play", "nowhere"], ["export", "nowhere"], ["doctor", "--timeout", "0"]],
 )
 def test_errors_are_printed_whatever_the_rank(
-    words: list[str], launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str], launcher: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     launcher.setenv("RANK", "1")
-    assert len(error_of(words, launcher, capsys).strip().splitlines()) == 1
+    assert len(error_of(argv, launcher, capsys).strip().splitlines()) == 1
 
 
 def test_the_main_rank_of_a_training_run_prints_for_the_others(tmp_path: Path):

@@ -19,7 +19,7 @@ from tests.distributed.faults import install, left_behind, start
 SECONDS = 90.0
 TIMEOUT = 3.0
 SUSPENDED = 4.5
-WORDS = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
+ARGV = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(run: Path, site: Path) -> subprocess.Popen[str]:
-    return start(run.parent, site, *WORDS, "--run-dir", str(run), "--checkpoint-every", "100")
+    return start(run.parent, site, *ARGV, "--run-dir", str(run), "--checkpoint-every", "100")
 
 
 def send(run: Path, number: signal.Signals, order: random.Random) -> None:

@@ -31,10 +31,10 @@ def start(node: Node, main: Node, run: Path, iterations: int, nodes: str = "2", 
     """Return the command line of torch.distributed.run with a c10d rendezvous at the main node."""
     options = f"--nnodes={nodes} --nproc_per_node=1 --rdzv_id=job --rdzv_backend=c10d --max-restarts={restarts}"
     options += f" --rdzv_endpoint={main.address}:{PORT} --local-addr={node.address} --monitor-interval=0.1 {IMPATIENT}"
-    words = f"-m torch.distributed.run {options} -m paceline train cartpole --distributed {SMALL}"
-    words += f" --max-iterations {iterations} --run-dir {run}"
+    argv = f"-m torch.distributed.run {options} -m paceline train cartpole --distributed {SMALL}"
+    argv += f" --max-iterations {iterations} --run-dir {run}"
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    return node.start(sys.executable, *shlex.split(words), output=run.parent / f"{node.name}.log", **variables)
+    return node.start(sys.executable, *shlex.split(argv), output=run.parent / f"{node.name}.log", **variables)
 
 
 def until(condition: Callable[[], object], folder: Path, seconds: float = SECONDS) -> None:
@@ -103,9 +103,9 @@ def start_by_platform(nodes: list[Node], run: Path, iterations: int) -> list[sub
     """Run one shell command on all nodes, with the variables that a platform sets."""
     options = "--nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE --monitor-interval=0.1"
     options += " --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT --max-restarts=1"
-    words = f"-m paceline train --task=cartpole --headless --distributed {SMALL}"
-    words += f" --max-iterations {iterations} --run-dir {run}"
-    command = f"exec {sys.executable} -m torch.distributed.run {options} {words}"
+    argv = f"-m paceline train --task=cartpole --headless --distributed {SMALL}"
+    argv += f" --max-iterations {iterations} --run-dir {run}"
+    command = f"exec {sys.executable} -m torch.distributed.run {options} {argv}"
     platform = {"WORLD_SIZE": "2", "NPROC_PER_NODE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500"}
     return [
         node.start("sh", "-c", command, output=run.with_name(f"{node.name}.log"), RANK=str(index), **platform)
@@ -142,7 +142,7 @@ def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: 
         # All ranks must detect the failure by themselves before the link is restored.
         until(lambda: not any(has_worker(node) for node in nodes), tmp_path, 20.0)
         assert "rank 1 on node2" in result(run)["cause"]
-        nodes[1].mend()
+        nodes[1].reconnect()
         assert ended(processes, tmp_path) == [0, 0]
     assert result(run)["status"] == "completed"
     assert result(run)["restarts"] >= 1

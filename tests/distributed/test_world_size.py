@@ -40,13 +40,13 @@ def newest(path: Path) -> dict[str, Any]:
 
 
 def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: Path):
-    alone, changing = tmp_path / "alone", tmp_path / "changing"
+    single_rank, changing = tmp_path / "single_rank", tmp_path / "changing"
     for iterations, ranks in ((2, 4), (4, 1), (6, 3), (8, 2), (10, 4)):
         results = on_ranks(ranks, go_on, changing, iterations) if ranks > 1 else [go_on(changing, iterations)]
         assert [result["total_envs"] for result in results] == [10] * ranks
         assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
-        go_on(alone, iterations)
-        found, expected = newest(changing), newest(alone)
+        go_on(single_rank, iterations)
+        found, expected = newest(changing), newest(single_rank)
         for name, weights in expected["learner"]["networks"].items():
             torch.testing.assert_close(found["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
         for name, tensor in expected["learner"]["envs"].items():

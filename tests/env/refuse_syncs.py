@@ -38,7 +38,7 @@ _COPIES = ("aten::_to_copy", "aten::copy_", "aten::copy")
 
 
 def _fault_of_kernel(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
-    name = func._schema.name
+    name = func.name().partition(".")[0]
     if torch.Tag.data_dependent_output in func.tags:
         return "takes a tensor's value to the host"
     if name in _INDEXING:

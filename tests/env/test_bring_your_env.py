@@ -41,17 +41,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-@pytest.mark.parametrize("words", [*commands("gymnasium"), *commands("try it")], ids=" ".join)
-def test_the_pages_commands_run(words: list[str], site: Path, tmp_path: Path):
+@pytest.mark.parametrize("argv", [*commands("gymnasium"), *commands("try it")], ids=" ".join)
+def test_the_pages_commands_run(argv: list[str], site: Path, tmp_path: Path):
     few = ["--num-envs", "2", "--max-iterations", "1", "--gpu-ids", "none", "--run-dir", "run"]
-    said = paceline(words + few * (words[0] == "train"), tmp_path, site)
-    if words[0] == "tasks":
+    said = paceline(argv + few * (argv[0] == "train"), tmp_path, site)
+    if argv[0] == "tasks":
         assert re.search(r"^ *point +push a point to the origin of a plane", said, re.MULTILINE)
         return
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["task"]) == ("completed", words[1])
-    assert result["engine"] == words[1].split(":")[0]
-    assert ("paceline play" in said) == (words[1] != "point"), "only commands that work are suggested"
+    assert (result["status"], result["task"]) == ("completed", argv[1])
+    assert result["engine"] == argv[1].split(":")[0]
+    assert ("paceline play" in said) == (argv[1] != "point"), "only commands that work are suggested"
 
 
 def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -50,7 +50,8 @@ class Broken(Drift):
 
 @dataclass(frozen=True)
 class Weights:
-    alive: float = 1.0
+    place: float = 1.0
+    crash: float = -5.0
 
 
 def option(name: str, value: Any) -> Any:
@@ -282,6 +283,13 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "no terms": (
         broken(Drift, reward=lambda *_: {}),
         "reward(state, terminated) is empty, but must have at least one term",
+    ),
+    "a term without a weight": (
+        broken(
+            type(option("rewards", Weights())),
+            reward=lambda task, state, terminated: {"crush": state.qpos[:, 0]},
+        ),
+        "unknown reward term 'crush': did you mean 'crash'? choose from crash, place, or add a weight",
     ),
     # The rest
     "a wide metric": (

@@ -229,8 +229,8 @@ def test_an_env_that_cannot_be_trained_is_an_error_with_a_reason(name: str, opti
 
 
 def test_a_word_is_a_tasks_name_where_it_names_a_family_and_a_member():
-    words = ("cartpole", "gymnasium:Pendulum-v1", "gymnasium:", "gymnasium", "--seed", "run:1")
-    assert [word for word in words if registry.is_name(word)] == ["cartpole", "gymnasium:Pendulum-v1"]
+    argv = ("cartpole", "gymnasium:Pendulum-v1", "gymnasium:", "gymnasium", "--seed", "run:1")
+    assert [word for word in argv if registry.is_name(word)] == ["cartpole", "gymnasium:Pendulum-v1"]
 
 
 def test_a_physics_engine_is_an_error():
@@ -295,9 +295,9 @@ def test_a_run_is_trained_resumed_rendered_and_exported(learner: str, tmp_path: 
     assert policy(torch.zeros(5, 2)).shape == (5, 3)
 
 
-def paceline(*words: str, cwd: Path) -> subprocess.Popen[str]:
+def paceline(*argv: str, cwd: Path) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *words]
+    command = [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *argv]
     return subprocess.Popen(
         command,
         cwd=cwd,
@@ -330,10 +330,10 @@ def test_an_env_starts_while_a_thread_of_the_trainer_holds_a_lock():
 
 
 @contextmanager
-def training_slowly(cwd: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+def training_slowly(cwd: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """A run whose iterations take more than a second each, after the first of them."""
-    words = ("--num-envs", "2", "--gpu-ids", "none", "--max-iterations", "100000", "--logger", "none", *words)
-    process = paceline("train", "gymnasium:tests.env.counting:Slow-v0", "--run-dir", "run", *words, cwd=cwd)
+    argv = ("--num-envs", "2", "--gpu-ids", "none", "--max-iterations", "100000", "--logger", "none", *argv)
+    process = paceline("train", "gymnasium:tests.env.counting:Slow-v0", "--run-dir", "run", *argv, cwd=cwd)
     assert process.stdout is not None
     try:
         for line in process.stdout:

@@ -256,9 +256,9 @@ def test_history_and_delay_can_be_captured():
 @pytest.fixture
 def clear_compiled_functions() -> Iterator[None]:
     """Clear the compiled functions: their number per process is limited, and other tests compile too."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.usefixtures("clear_compiled_functions")

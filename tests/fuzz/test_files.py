@@ -66,7 +66,7 @@ class Files:
         self.run = copy
         shutil.copytree(run, copy)
         (copy / "evil_env.py").write_text(TRAP)
-        self._sound = {name: (copy / name).read_bytes() for name in ("run.yaml", "result.json", self.checkpoint)}
+        self._valid = {name: (copy / name).read_bytes() for name in ("run.yaml", "result.json", self.checkpoint)}
 
     @property
     def checkpoint(self) -> str:
@@ -74,7 +74,7 @@ class Files:
 
     def change(self, number: int) -> str:
         """Change a file; return which, and how."""
-        for name, content in self._sound.items():
+        for name, content in self._valid.items():
             (self.run / name).write_bytes(content)
         generator = random.Random(number)
         name = generator.choice(["run.yaml", "run.yaml", "run.yaml", "result.json", self.checkpoint, self.checkpoint])
@@ -82,7 +82,7 @@ class Files:
         mutators += [structure] * 6 if name == "run.yaml" else []
         mutators += [header, header, metadata, metadata] if name == self.checkpoint else []
         mutator = generator.choice(mutators)
-        (self.run / name).write_bytes(mutator(self._sound[name], generator))
+        (self.run / name).write_bytes(mutator(self._valid[name], generator))
         return f"case {number}: {mutator.__name__} of {name}"
 
 
@@ -221,7 +221,7 @@ def open_run(run: Path) -> None:
     plan = make_plan(config, opened, file, LaunchRecord())
     plan = load_start(plan, config, settings, ranks=1)
     if plan.total_envs == ENVS:
-        session = Session(config, settings, Group(Rank()), plan, Interrupts(), [], time.monotonic())
+        session = Session(config, settings, Group(Rank()), plan, [], Interrupts(), [], time.monotonic())
         session.episodes.means()
         json.dumps(session.totals)
 

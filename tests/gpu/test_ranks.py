@@ -49,8 +49,8 @@ def test_one_rank_over_nccl_has_its_collectives_in_the_graph():
     assert found["captured"]
     # The collectives are called once eagerly and once during capture; later iterations replay the graph.
     assert found["collectives"] == 2 * (SMALL.epochs * SMALL.minibatches + 1)
-    alone = learn(Group(Rank(device=torch.device("cuda", 0))))
-    torch.testing.assert_close(found["parameters"], alone["parameters"], rtol=1e-2, atol=1e-3)
+    single_rank = learn(Group(Rank(device=torch.device("cuda", 0))))
+    torch.testing.assert_close(found["parameters"], single_rank["parameters"], rtol=1e-2, atol=1e-3)
 
 
 def test_two_ranks_share_a_gpu_over_gloo_and_learn_as_one(tmp_path: Path):

@@ -95,7 +95,7 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "place"),
+    ("argv", "environment", "place"),
     [
         (["--worker-log-dir", "mine"], {}, "mine"),
         (["--torchrunx-log-dir", "mine"], {}, "mine"),
@@ -106,18 +106,16 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     ids=["flag", "torchrunx flag", "variable", "torchrunx variable", "off"],
 )
 def test_worker_logs_are_in_the_given_directory(
-    words: list[str], environment: dict[str, str], place: str | None, tmp_path: Path
+    argv: list[str], environment: dict[str, str], place: str | None, tmp_path: Path
 ):
-    done = paceline(
-        "train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *words, cwd=tmp_path, **environment
-    )
+    done = paceline("train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *argv, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     found = sorted(str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log"))
     assert found == ([f"{place}/rank_0.log", f"{place}/rank_1.log"] if place else [])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("argv", "message"),
     [
         (["--ranks", "0"], "--ranks 0 must be at least 1"),
         (["--max-restarts", "-1"], "must not be negative"),
@@ -131,21 +129,21 @@ def test_worker_logs_are_in_the_given_directory(
         (["--ranks", "3", "--total-envs", "2"], "2 envs are too few for 3 ranks"),
     ],
 )
-def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(words: list[str], message: str, tmp_path: Path):
+def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(argv: list[str], message: str, tmp_path: Path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    done = paceline("train", "cartpole", *SMALL, *words, cwd=tmp_path)
+    done = paceline("train", "cartpole", *SMALL, *argv, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["full", "full/mine"]
 
 
-def of_two_ranks(cwd: Path, site: tuple[Path, Path], words: tuple[list[str], list[str]]) -> list[tuple[int, str]]:
+def of_two_ranks(cwd: Path, site: tuple[Path, Path], argv: tuple[list[str], list[str]]) -> list[tuple[int, str]]:
     """Return exit codes and error output of two ranks with different arguments."""
     port = free_port()
     processes = [
-        start(cwd, site[i], "train", "faulty", "--run-dir", "run", *words[i], **variables(i, 2, port)) for i in (0, 1)
+        start(cwd, site[i], "train", "faulty", "--run-dir", "run", *argv[i], **variables(i, 2, port)) for i in (0, 1)
     ]
     try:
         errors = [process.communicate(timeout=SECONDS)[1] for process in processes]

@@ -41,9 +41,9 @@ def result(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "run" / "result.json").read_text())
 
 
-def on_this_host(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def on_this_host(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Start two ranks."""
-    with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *words) as process:
+    with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *argv) as process:
         try:
             printed, errors = process.communicate(timeout=SECONDS)
         finally:
@@ -72,8 +72,8 @@ def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
 @pytest.mark.parametrize("to_group", [False, True], ids=["kill", "terminal"])
 def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path):
     run = tmp_path / "run"
-    words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "50"]
-    with start(tmp_path, tmp_path, *SMALL, *words) as process:
+    argv = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "50"]
+    with start(tmp_path, tmp_path, *SMALL, *argv) as process:
         try:
             until(lambda: checkpoint.listing(run / "checkpoints"))
             # A terminal sends Ctrl-C to all processes of its foreground group: launcher, agent and ranks.
@@ -90,8 +90,8 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path)
 
 def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
     run = tmp_path / "run"
-    words = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "10"]
-    with start(tmp_path, tmp_path, *SMALL, *words) as process:
+    argv = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "10"]
+    with start(tmp_path, tmp_path, *SMALL, *argv) as process:
         until(lambda: checkpoint.listing(run / "checkpoints"))
         process.kill()
         try:
@@ -123,7 +123,7 @@ def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
         yield nodes
 
 
-def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[int, str]:
+def call(nodes: list[Node], tmp_path: Path, site: Path, *argv: str) -> tuple[int, str]:
     """Run the command that trains on the first two nodes from the third. Return its exit code and output. Afterwards
     only sshd may run on the two."""
     log, home = tmp_path / "printed.log", str(tmp_path / "home")
@@ -132,7 +132,7 @@ def call(nodes: list[Node], tmp_path: Path, site: Path, *words: str) -> tuple[in
         "-m",
         "paceline",
         "train",
-        *words,
+        *argv,
         *TORCHRUNX,
         "--ranks",
         "1",

@@ -68,9 +68,9 @@ def result(run: Path) -> dict[str, object]:
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
 def test_training_under_nohup_completes_after_the_terminal_is_closed(command: str, tmp_path: Path):
     run = tmp_path / "run"
-    words = command.format(python=shlex.quote(sys.executable), port=free_port())
+    argv = command.format(python=shlex.quote(sys.executable), port=free_port())
     with terminal(tmp_path) as keyboard:
-        line = f"nohup {words} {SMALL} --run-dir {run} --max-iterations 120 --checkpoint-every 10 &\n"
+        line = f"nohup {argv} {SMALL} --run-dir {run} --max-iterations 120 --checkpoint-every 10 &\n"
         os.write(keyboard, line.encode())
         until(lambda: list(run.glob("checkpoints/iteration_*")), tmp_path)
     assert result(run)["status"] == "running", "it ended before the terminal was closed"

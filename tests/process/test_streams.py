@@ -42,8 +42,8 @@ def assert_complete(run: Path) -> None:
 
 @pytest.mark.parametrize("redirection", [">&- 2>&- <&-", "> /dev/full 2> /dev/full"])
 def test_training_ends_well_without_its_output(redirection: str, tmp_path: Path):
-    words = " ".join([*TRAIN, "--max-iterations", "5", "--run-dir", "run"])
-    done = shell(f"{words} {redirection}", tmp_path)
+    argv = " ".join([*TRAIN, "--max-iterations", "5", "--run-dir", "run"])
+    done = shell(f"{argv} {redirection}", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert_complete(tmp_path / "run")
 
@@ -51,8 +51,8 @@ def test_training_ends_well_without_its_output(redirection: str, tmp_path: Path)
 def test_ranks_train_to_the_end_without_output_and_with_a_log_on_a_full_disk(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank_1.log").symlink_to("/dev/full")
-    words = " ".join([*TRAIN, "--ranks", "2", "--max-iterations", "5", "--run-dir", "run", "--worker-log-dir", "logs"])
-    done = shell(f"{words} > /dev/full", tmp_path)
+    argv = " ".join([*TRAIN, "--ranks", "2", "--max-iterations", "5", "--run-dir", "run", "--worker-log-dir", "logs"])
+    done = shell(f"{argv} > /dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert_complete(tmp_path / "run")
 
@@ -98,11 +98,11 @@ def iteration(run: Path) -> int:
     return int(files[-1].stem.removeprefix("iteration_")) if files else 0
 
 
-@pytest.mark.parametrize("words", ["tasks", "--version", "train --help", "play --help", ""])
-def test_a_command_whose_output_cannot_be_written_says_so(words: str, tmp_path: Path):
-    done = shell(f"{' '.join(PACELINE)} {words} > /dev/full", tmp_path)
+@pytest.mark.parametrize("argv", ["tasks", "--version", "train --help", "play --help", ""])
+def test_a_command_whose_output_cannot_be_written_says_so(argv: str, tmp_path: Path):
+    done = shell(f"{' '.join(PACELINE)} {argv} > /dev/full", tmp_path)
     expected = "paceline: cannot write to standard output: No space left on device\n"
-    if words.startswith("train"):
+    if argv.startswith("train"):
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert done.returncode in (1, 2)

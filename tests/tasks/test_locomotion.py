@@ -170,7 +170,7 @@ def test_a_standing_robot_gets_the_rewards_for_alive_upright_and_heading():
 
 
 @both
-def test_progress_is_twice_the_speed_towards_the_target(task: LocomotionTask):
+def test_progress_is_twice_the_speed_toward_the_target(task: LocomotionTask):
     env = placed(task, height=3.0, speed=4.0)
     step = env.step(torch.zeros(1, env.num_actions))
     log = dict(zip(env.log_names, step.log[0].tolist(), strict=True))

@@ -92,7 +92,7 @@ NOT_RESUMABLE: dict[str, Change] = {
     "a word for the steps": lambda state: state["totals"].update(env_steps="many"),
     "a tensor for the steps": lambda state: state["totals"].update(env_steps=torch.tensor(1)),
     "no episodes": lambda state: state.pop("episodes"),
-    "words for episodes": lambda state: state["episodes"].update(sums=["a"]),
+    "strings for episodes": lambda state: state["episodes"].update(sums=["a"]),
     "episodes without a number": lambda state: state["episodes"].update(sums=[{"return": 1.0}]),
     "no ended episodes": lambda state: state["episodes"].update(sums=[{"episodes": 0.0}]),
     "a word for a return": lambda state: state["episodes"].update(sums=[{"episodes": 1.0, "return": "high"}]),

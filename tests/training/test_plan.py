@@ -27,7 +27,7 @@ CONFIG, _ = resolve(
         logger="none",
     )
 )
-ALONE = LaunchRecord()
+SINGLE_PROCESS = LaunchRecord()
 
 
 @pytest.fixture
@@ -73,21 +73,21 @@ def test_another_configuration_in_the_directory_is_refused_by_name(run: RunDir, 
 def test_the_gpus_and_the_logs_of_a_host_are_no_other_configuration(run: RunDir):
     set_result(run, status="failed")
     config = dataclasses.replace(CONFIG, gpu_ids=(3,), worker_log_dir="elsewhere")
-    assert make_plan(config, run, None, ALONE).checkpoint == checkpoint.newest(run.checkpoints)
+    assert make_plan(config, run, None, SINGLE_PROCESS).checkpoint == checkpoint.newest(run.checkpoints)
 
 
 def test_the_named_checkpoint_is_used_on_the_first_attempt_of_a_launch(run: RunDir):
     named = checkpoint.listing(run.checkpoints)[0]
     launch = LaunchRecord("123", agents=("here 1",))
-    set_result(run, status="failed", **LaunchRecord("123", agents=("here 2",)).fields())
+    set_result(run, status="failed", **dataclasses.asdict(LaunchRecord("123", agents=("here 2",))))
     assert make_plan(CONFIG, run, named, launch).checkpoint == named
     # After a restart the run is this launch's own, and the named checkpoint is older than what has been trained since.
-    set_result(run, **launch.fields())
+    set_result(run, **dataclasses.asdict(launch))
     assert make_plan(CONFIG, run, named, launch).checkpoint == checkpoint.newest(run.checkpoints)
 
 
 def test_one_agent_that_stays_is_enough_to_continue(run: RunDir):
-    set_result(run, status="running", **LaunchRecord("job", agents=("node1 1", "node2 1")).fields())
+    set_result(run, status="running", **dataclasses.asdict(LaunchRecord("job", agents=("node1 1", "node2 1"))))
     stays, joins = LaunchRecord("job", agents=("node1 1",)), LaunchRecord("job", agents=("node2 9",))
     assert not make_plan(dataclasses.replace(CONFIG, seed=8), run, None, merged([joins, stays])).is_new
     with pytest.raises(UserError, match="other settings"):
@@ -105,10 +105,10 @@ def test_logs_of_a_run_that_never_started_do_not_prevent_a_new_run(tmp_path: Pat
     directory = RunDir(tmp_path)
     (tmp_path / "workers").mkdir()
     (tmp_path / "error.log").write_text("Traceback")
-    assert make_plan(CONFIG, directory, None, ALONE).is_new
+    assert make_plan(CONFIG, directory, None, SINGLE_PROCESS).is_new
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty"):
-        make_plan(CONFIG, directory, None, ALONE)
+        make_plan(CONFIG, directory, None, SINGLE_PROCESS)
 
 
 def test_names_that_launchers_choose_differ():

@@ -32,8 +32,8 @@ AT_BLUE = '<camera name="{}" pos="-3 -2 0" xyaxes="1 0 0 0 0 1"/>'
 AT_RED = '<camera name="{}" pos="3 -2 0" xyaxes="1 0 0 0 0 1"/>'
 
 
-def paceline(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *map(str, words)]
+def paceline(*argv: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *map(str, argv)]
     env = os.environ | environment
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
@@ -77,8 +77,8 @@ def test_the_overlay_is_on_by_default_and_off_in_small_frames(tiny_run: Path, tm
 
 
 def test_no_overlay_is_an_option_and_the_episodes_are_printed(tiny_run: Path, tmp_path: Path):
-    words = "play", tiny_run, "--video", tmp_path / "plain.mp4", "--seconds", 0.1, "--height", 240, "--no-overlay"
-    done = paceline(*words, cwd=tmp_path)
+    argv = "play", tiny_run, "--video", tmp_path / "plain.mp4", "--seconds", 0.1, "--height", 240, "--no-overlay"
+    done = paceline(*argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert decode(tmp_path / "plain.mp4")[1][-1, 10:60, 10:60].mean() > 100.0
     assert "episode 1: 0.1 s so far, return " in done.stdout
@@ -195,13 +195,13 @@ def test_refusals_are_one_line_exit_2_and_leave_nothing(tiny_run: Path, tmp_path
     (tmp_path / "file").write_text("mine")
     no_driver = {"MUJOCO_GL": "egl", "__EGL_VENDOR_LIBRARY_FILENAMES": "/nonexistent"}
     before = {p: p.stat().st_mtime_ns for p in (*tmp_path.rglob("*"), *tiny_run.rglob("*"))}
-    for words, environment, said in (
+    for argv, environment, said in (
         ([tiny_run, "--video", "file/video.mp4"], {}, f"{tmp_path / 'file'} is a file; choose another --video"),
         ([tiny_run, "--video", "/proc/video.mp4", "--seconds", "0.1"], {}, "cannot write the video /proc/video.mp4"),
         ([tiny_run], {"MUJOCO_GL": "off"}, "MUJOCO_GL=off turns rendering off"),
         ([tiny_run], no_driver, "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri libopengl0"),
     ):
-        done = paceline("play", *words, cwd=tmp_path, **environment)
+        done = paceline("play", *argv, cwd=tmp_path, **environment)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr
         assert said in done.stderr

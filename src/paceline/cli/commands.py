@@ -130,7 +130,7 @@ class DoctorArguments:
     """Number of envs per rank, at least 1. The default depends on the task and on the device."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, as for `paceline train`."""
-    engine: str = "auto"
+    engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
     """Physics engine: auto, mujoco or warp."""
     run_dir: Annotated[Path | None, option("DIR")] = None
     """Directory that must be writable. The default is runs/."""

@@ -1,6 +1,7 @@
 """Parse the options of one command with tyro and report errors in one line."""
 
 import dataclasses
+import difflib
 import io
 import re
 from contextlib import redirect_stderr
@@ -9,7 +10,7 @@ from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional
 
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ def parse_options(kind: type[T], argv: list[str], command: str) -> T:
     """Return an instance of the dataclass `kind`. Print the help page and exit if `argv` contains --help."""
     options, rest = parse_known_options(kind, argv, command, add_help=True)
     if rest:
-        raise unknown("option", rest[0], option_names(kind))
+        raise _unexpected(rest[0], option_names(kind), command)
     return options
 
 
@@ -47,6 +48,16 @@ def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: 
         for pattern, text in _MESSAGES.items():
             message = re.sub(f"^{pattern}$", text, message)
         raise UserError(message) from None
+
+
+def _unexpected(argument: str, names: list[str], command: str) -> UserError:
+    """Return the error for an argument that is not an option of the command. It suggests the nearest options."""
+    argument, help_page = argument[:80], f"`paceline {command} --help` lists the options"
+    if not argument.startswith("-"):
+        return UserError(f"unexpected argument {argument!r}: {help_page}")
+    name = argument.partition("=")[0].replace("_", "-")
+    near = " or ".join(map(repr, difflib.get_close_matches(name, names)))
+    return UserError(f"unknown option {name!r}: {f'did you mean {near}? ' if near else ''}{help_page}")
 
 
 def _first_paragraph(box: str) -> str:

@@ -159,9 +159,11 @@ def _launch(argv: list[str], command: TrainCommand, directory: RunDir, ranks: in
 
 
 def _print_summary(result: dict[str, Any], console: Console) -> None:
+    # Over all sessions of the run; `steps_per_second` of the result is the rate of the last one.
+    steps, seconds = result["env_steps"], result["train_seconds"]
     console.print(
-        f"\n[bold]{result['status']}[/] after {result['iterations']} iterations, {result['env_steps']:,} env steps "
-        f"in {result['train_seconds']:.1f} s ({result['steps_per_second']:,.0f} steps/s)"
+        f"\n[bold]{result['status']}[/] after {result['iterations']} iterations, {steps:,} env steps "
+        f"in {seconds:.1f} s ({steps / seconds if seconds else 0.0:,.0f} steps/s)"
     )
     if result["mean_return"] is not None:
         console.print(

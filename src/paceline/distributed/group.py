@@ -28,7 +28,7 @@ CONNECT_TIMEOUT = timedelta(minutes=5)
 
 
 class Group:
-    """The ranks of a run. Without a launcher the group is `alone` and has no `watch`.
+    """The ranks of a run. Without a launcher it is a single rank, without a process group and without a `watch`.
 
     With `on_failure` the watch starts as soon as the ranks have a common store: when another rank fails, hangs or is
     late by more than `late_seconds`, it calls `on_failure` in a separate thread and ends the process. It replaces the
@@ -43,13 +43,14 @@ class Group:
         late_seconds: float = LATE_SECONDS,
     ):
         self.rank, self.size = rank, rank.world_size
-        self.alone = not rank.launched
+        self.is_distributed = rank.launched
+        """True under a launcher, also with one rank: collectives use a process group."""
         self.watch: Watch | None = None
         self.backend = "none"
         """Backend of `sum_` for the tensors of this rank: none, gloo or nccl."""
         self.collectives = 0
         """Number of sums in which this process has taken part."""
-        if self.alone:
+        if not self.is_distributed:
             return
         _choose_interface(*main_address())
         try:
@@ -88,7 +89,7 @@ class Group:
 
     def begin_sum_(self, tensor: Tensor) -> Callable[[], None]:
         """Start `sum_`. The returned function waits for its end."""
-        if self.alone:
+        if not self.is_distributed:
             return lambda: None
         self.collectives += 1
         # nccl works in stream order; the host does not wait.
@@ -99,14 +100,14 @@ class Group:
     def all_gather(self, fact: Any) -> list[Any]:
         """Return the objects of all ranks, by rank, on all ranks."""
         facts = [fact] * self.size
-        if not self.alone:
+        if self.is_distributed:
             self._exchange(lambda: dist.all_gather_object(facts, fact, group=self._gloo))
         return facts
 
     def gather(self, fact: Any) -> list[Any] | None:
         """Return the objects of all ranks, by rank, on the main rank; None on the others."""
         facts = [fact] * self.size if self.rank.is_main else None
-        if not self.alone:
+        if self.is_distributed:
             self._exchange(lambda: dist.gather_object(fact, facts, group=self._gloo))
         return facts
 
@@ -125,14 +126,14 @@ class Group:
     def broadcast(self, fact: Any) -> Any:
         """Return the main rank's object on all ranks."""
         facts = [fact]
-        if not self.alone:
+        if self.is_distributed:
             self._exchange(lambda: dist.broadcast_object_list(facts, group=self._gloo, device=torch.device("cpu")))
         return facts[0]
 
     def close(self) -> None:
         if self.watch:
             self.watch.stop()
-        if not self.alone and dist.is_initialized():
+        if self.is_distributed and dist.is_initialized():
             dist.destroy_process_group()
 
     def _exchange(self, collective: Callable[[], Any]) -> Any:

@@ -16,9 +16,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """The launch of one worker or, merged, of all workers. result.json stores it."""
+    """The launch of one worker or, merged, of all workers. Its fields are entries of result.json."""
 
-    name: str | None = None
+    launch: str | None = None
     """Name of the elastic launch (`--rdzv_id`), for information only."""
     agents: tuple[str, ...] = ()
     """Elastic agents, each as host, machine, process ID and start time of the process."""
@@ -37,19 +37,17 @@ class LaunchRecord:
         before = result.get("requeues")
         return self.job is not None and result.get("job") == self.job and before in range(self.requeues)
 
-    def fields(self) -> dict[str, Any]:
-        """Return the entries of result.json."""
-        return {"launch": self.name, "agents": list(self.agents), "job": self.job, "requeues": self.requeues}
-
 
 def this_launch() -> LaunchRecord:
     """Return the record of this process, from the environment variables of torch's elastic launcher and of Slurm."""
-    name, job = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("SLURM_JOB_ID")
-    launch = LaunchRecord(name, () if name is None else (_parent_process(),))
-    if job is None:
-        return launch
+    launch, job = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("SLURM_JOB_ID")
     cluster, requeues = os.environ.get("SLURM_CLUSTER_NAME", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
-    return replace(launch, job=f"slurm {cluster} {job}", requeues=int(requeues) if requeues.isdecimal() else 0)
+    return LaunchRecord(
+        launch,
+        agents=() if launch is None else (_parent_process(),),
+        job=None if job is None else f"slurm {cluster} {job}",
+        requeues=int(requeues) if requeues.isdecimal() else 0,
+    )
 
 
 def merged(records: Sequence[LaunchRecord]) -> LaunchRecord:

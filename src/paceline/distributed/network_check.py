@@ -89,7 +89,7 @@ def missing_ranks(store: Store | None, world_size: int) -> list[int]:
 
 
 def is_loopback(address: str | None) -> bool:
-    return address is not None and ip_address(address.partition("%")[0]).is_loopback
+    return address is not None and ip_address(address).is_loopback
 
 
 def missing_interfaces(variable: str, value: str, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ _JAX_LAUNCHER = {
     name: f"JAX_{name.replace('MASTER', 'COORDINATOR')}"
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 }
-_REMEDY = "start the ranks with a launcher, or unset its variables to train alone"
+_REMEDY = "start the ranks with a launcher, or unset its variables to train with a single rank"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def adopt_jax_launcher() -> None:
     if missing := [name for name in _JAX_LAUNCHER.values() if name not in os.environ]:
         raise UserError(
             f"JAX_RANK is set, but not {' '.join(missing)}: start the ranks with python -m skrl.utils.distributed.jax, "
-            "or unset it to train alone"
+            "or unset it to train with a single rank"
         )
     os.environ.update({name: os.environ[jax_name] for name, jax_name in _JAX_LAUNCHER.items()})
 
@@ -94,7 +94,8 @@ def this_rank(gpu_ids: tuple[int, ...]) -> Rank:
         raise UserError(
             "RANK and WORLD_SIZE are set, but not LOCAL_RANK: if they count nodes, start the ranks with "
             "python -m torch.distributed.run --nnodes=$WORLD_SIZE --node_rank=$RANK --nproc_per_node=$NPROC_PER_NODE "
-            "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT -m paceline train ...; or unset them to train alone"
+            "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT -m paceline train ...; "
+            "or unset them to train with a single rank"
         )
     index, world_size = _index_and_size("RANK", "WORLD_SIZE")
     local, local_size = _index_and_size("LOCAL_RANK", "LOCAL_WORLD_SIZE")

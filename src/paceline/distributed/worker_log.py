@@ -36,11 +36,11 @@ class WorkerLog:
         return [terminal, in_file] if self.is_main else [in_file]
 
 
-def begin(rank: Rank, alone: bool, directory: str | None, default: Path) -> WorkerLog:
+def begin(rank: Rank, directory: str | None, default: Path) -> WorkerLog:
     """Open the log file of this rank in the directory of the environment variable, in `directory` or in `default`.
     The output of ranks other than the main one, also that of libraries, goes only there."""
     directory = next((os.environ[name] for name in _VARIABLES if name in os.environ), directory)
-    if alone or directory == "":
+    if not rank.launched or directory == "":
         return WorkerLog(rank.is_main)
     path = Path(directory or default) / f"rank_{rank.index}.log"
     path.parent.mkdir(parents=True, exist_ok=True)

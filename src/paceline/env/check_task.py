@@ -15,7 +15,7 @@ from paceline.cameras.camera import Camera
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
 from paceline.env.randomization import Randomization
 from paceline.env.task import MAX_DECIMATION, EnvState, ResetState, Task, overrides
-from paceline.errors import UserError
+from paceline.errors import UserError, unknown
 from paceline.validation import LARGEST_COUNT, LARGEST_NUMBER
 
 _REQUIRED = ("model", "reset", "control", "observe", "reward", "terminated")
@@ -143,6 +143,12 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
     terms = check.tensors("reward(state, terminated)", task.reward(state, terminated))
     if not terms:
         _refuse(task, "reward(state, terminated) is empty, but must have at least one term: {'alive': ...}")
+    weights = getattr(task, "rewards", None)
+    if dataclasses.is_dataclass(weights):
+        known = [field.name for field in dataclasses.fields(weights)]
+        for name in terms:
+            if name not in known:
+                _refuse(task, f"{unknown('reward term', name, known)}, or add a weight {name!r} to `rewards`")
     metrics = check.tensors("metrics(state)", task.metrics(state))
     check.tensor("push_velocity(state)", task.push_velocity(state), nv=model.nv)
     return terms, metrics

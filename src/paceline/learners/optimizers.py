@@ -49,7 +49,7 @@ class GradientHook:
 
     def _average_and_clip(self, optimizer: Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if not self._group.alone:
+        if self._group.is_distributed:
             tensors = [self.kl, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
             averages = unpack(self._group.sum_(pack(tensors).mul_(self._share)), tensors)
             for tensor, average in zip(tensors, averages, strict=True):

@@ -37,9 +37,9 @@ class RunOptions:
     """Number of iterations after which training stops, including those before a resume; at least 1."""
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
-    engine: str = "auto"
+    engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
     """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Leave it out for gymnasium:ID."""
-    logger: str = "tensorboard"
+    logger: Annotated[str, option("{tensorboard,none}")] = "tensorboard"
     """Logger of the training metrics: tensorboard or none."""
     checkpoint_every: Annotated[Count, option("N")] = 50
     """Number of iterations between two checkpoints, at least 1."""

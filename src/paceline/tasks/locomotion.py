@@ -1,4 +1,4 @@
-"""An ant and a humanoid run towards a distant target."""
+"""An ant and a humanoid run toward a distant target."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -40,7 +40,7 @@ class LocomotionRewards:
     alive: float  # Reward for every step without a fall.
     action: float  # Weight of the sum of squared actions.
     termination: float  # Reward for a fall. It replaces all other rewards of the step.
-    progress: float = 2.0  # Weight of the speed towards the target, m/s.
+    progress: float = 2.0  # Weight of the speed toward the target, m/s.
     upright: float = 0.1  # Reward if the cosine of the tilt is above 0.93.
     heading: float = 0.5  # Reward if the cosine of the heading is above 0.8. Below, it is proportional to the cosine.
     energy: float = -0.05  # Weight of the sum of absolute products of action and observed joint speed.
@@ -84,7 +84,7 @@ class LocomotionTask(Task):
         return {name: tuple(row.tolist()) for name, row in rows.items()}
 
     def state_spec(self) -> dict[str, int]:
-        # Distance of the target, m, and the speed towards it in the latest control step, m/s.
+        # Distance of the target, m, and the speed toward it in the latest control step, m/s.
         return {"distance": 1, "speed": 1}
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:

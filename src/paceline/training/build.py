@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
+from paceline.env.check_task import check_members, check_model
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import Task
 from paceline.env.vec_env import VecEnv
@@ -49,6 +50,13 @@ def _task(config: TrainConfig) -> Any:
 def make_learner(config: TrainConfig, env: VecEnv, group: Group) -> Learner:
     """Return the learner of a run with new weights."""
     return LEARNERS[config.learner].make(env, settings_of(config.learner, config.settings), config.seed, group)
+
+
+def check_task(config: TrainConfig) -> None:
+    """Raise UserError if the task or its model is invalid, before an engine is created."""
+    task = _task(config)
+    check_members(task)
+    check_model(task, task.model())
 
 
 def make_env(

@@ -45,8 +45,8 @@ class Plan:
 
     def result(self, config: TrainConfig, status: str, cause: str | None) -> dict[str, Any]:
         """Return the part of result.json that is known before the first iteration."""
-        fields = {"status": status, "cause": cause, "task": config.task, "learner": config.learner}
-        return fields | {"restarts": self.restarts} | self.launch.fields() | {"versions": versions()}
+        known = {"status": status, "cause": cause, "task": config.task, "learner": config.learner}
+        return known | {"restarts": self.restarts} | dataclasses.asdict(self.launch) | {"versions": versions()}
 
 
 def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: LaunchRecord) -> Plan:

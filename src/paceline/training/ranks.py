@@ -76,7 +76,8 @@ def print_header(
     """Print the task, the ranks and the size of an update."""
     total_envs = sum(member.num_envs for member in members)
     device, steps = group.rank.device, total_envs * settings.horizon
-    where = describe_device(device) if group.alone else f"{len(members)} rank{'s' if len(members) > 1 else ''}"
+    count = f"{len(members)} rank{'s' if len(members) > 1 else ''}"
+    where = count if group.is_distributed else describe_device(device)
     since = f", from iteration {plan.iteration}" if plan.iteration else ""
     restart = f", restart {plan.restarts}" if plan.restarts else ""
     lines = [
@@ -85,7 +86,7 @@ def print_header(
         f"{config.max_iterations} iterations of {steps:,} env steps{since}{restart} -> "
         f"[bold]{escape(str(plan.run.path))}[/]",
     ]
-    if not group.alone:
+    if group.is_distributed:
         lines += _describe_ranks(members)
         lines.append(f"  {steps // settings.minibatches:,} samples of all ranks per minibatch, over {group.backend}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

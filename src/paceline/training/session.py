@@ -18,9 +18,11 @@ from paceline.process.interrupts import Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import ConsoleProgress, EpisodeMeans, open_tensorboard
-from paceline.training.build import engine_of, load_state, make_env, make_learner
+from paceline.tasks import registry
+from paceline.tasks.registry import EnvEntry
+from paceline.training.build import check_task, engine_of, load_state, make_env, make_learner
 from paceline.training.plan import Plan
-from paceline.training.ranks import describe_device
+from paceline.training.ranks import Member, describe_device, print_header
 from paceline.validation import shown
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Session:
         settings: Settings,
         group: Group,
         plan: Plan,
+        members: list[Member],
         interrupts: Interrupts,
         consoles: list[Console],
         began: float,
@@ -58,7 +61,7 @@ class Session:
         self._envs = plan.envs[self.rank.index]
         self.total_envs = sum(map(len, plan.envs))
         self.engine = engine_of(config, self.rank.device)
-        self._build()
+        self._build(members)
         self.steps_per_iteration = self.total_envs * settings.horizon
         self.episodes = EpisodeMeans()
         self.totals = {"seconds": 0.0, "env_steps": 0, "best_return": -math.inf, "failures": 0, "overflows": 0}
@@ -68,19 +71,31 @@ class Session:
         if plan.saved is not None:
             self._restore(plan.saved)
 
-    def _build(self) -> None:
-        """Create the env and the learner. On Warp, print what is compiled and the time it took."""
-        started = time.monotonic()
+    def _build(self, members: list[Member]) -> None:
+        """Print the header, and create the env and the learner. On Warp, print what is compiled and the time it took.
+
+        An invalid task is refused before the header is printed. That of an `EnvEntry` is known when its env is made.
+        """
+        started, is_env_entry = time.monotonic(), isinstance(registry.find(self.config.task), EnvEntry)
+        if not is_env_entry:
+            check_task(self.config)
+            self._print_header(members)
         if self.engine == "warp":
             self._print("Compiling MuJoCo Warp's kernels for this model: up to two minutes, once for each cache.")
         self.env = make_env(self.config, self.rank, self._envs)
-        env = cast("VecEnv", _StoppableEnv(self.env, self._interrupts)) if self.group.alone else self.env
+        if is_env_entry:
+            self._print_header(members)
+        env = self.env if self.group.is_distributed else cast("VecEnv", _StoppableEnv(self.env, self._interrupts))
         self.learner = make_learner(self.config, env, self.group)
         if self.engine == "warp":
             self._print(
                 f"Envs and networks built in {time.monotonic() - started:.0f} s. The first iteration compiles the "
                 "policy and the update, the second records their CUDA graphs."
             )
+
+    def _print_header(self, members: list[Member]) -> None:
+        for console in self._consoles:
+            print_header(console, self.config, self.settings, self.group, self._plan, members)
 
     def _print(self, text: str) -> None:
         for console in self._consoles:
@@ -131,7 +146,7 @@ class Session:
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return the values to log."""
-        if not self.group.alone:
+        if self.group.is_distributed:
             # Each rank has its own timings; _StopExchange collects those of all ranks.
             metrics = {name: value for name, value in metrics.items() if name not in _TIMINGS}
         sums = {name: metrics.pop(name) for name in ("episodes", *self.env.log_names)}
@@ -254,7 +269,7 @@ class _StopExchange:
 
     def exchange(self, stop_requested: bool, metrics: dict[str, float]) -> dict[str, float]:
         """Send the values of this iteration; return the timings of all ranks in the previous iteration."""
-        if self._group.alone:
+        if not self._group.is_distributed:
             self.stop = stop_requested
             return {}
         timings = self.finish()

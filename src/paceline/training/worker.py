@@ -35,9 +35,9 @@ class Worker:
         """Record that an error ends this rank, and end all ranks. Return the exception of the failure that was reported
         first."""
         refused = isinstance(error, UserError)
-        if not group.alone:
+        if group.is_distributed:
             ignore()  # a launcher sends signals to this rank when another one ends
-        log = str(self.plan.run.error_file) if group.alone and self.plan else self.log.path
+        log = self.log.path if group.is_distributed or not self.plan else str(self.plan.run.error_file)
         failure = Failure(self.rank.index, self.rank.host, _cause(error), "" if refused else log, refused)
         if group.watch:
             # A value that became NaN on another rank is reported there.
@@ -45,7 +45,7 @@ class Worker:
             on_another_rank = isinstance(error, NonFiniteError) and learner and learner.first_non_finite() is None
             failure = group.watch.report(failure, echo=bool(on_another_rank) or isinstance(error, PeerLostError))
         details = f"{failure}\n" if refused else traceback.format_exc()
-        if not self._record(failure, details) and group.alone:
+        if not self._record(failure, details) and not group.is_distributed:
             print(details, file=sys.stderr)
             failure = replace(failure, log="")
         return UserError(str(failure), reported=True) if failure.refused else TrainingFailedError(str(failure))

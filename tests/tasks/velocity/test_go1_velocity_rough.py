@@ -237,20 +237,20 @@ def test_a_loaded_state_continues_with_the_same_levels():
 
 def test_levels_stay_with_their_envs_on_other_ranks():
     task = Go1VelocityRough(episode_seconds=0.3)
-    alone, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
+    whole, random = RobotEnv(task, 6), torch.Generator().manual_seed(0)
     halves = [RobotEnv(task, 3, first_env=first) for first in (0, 3)]
     for _ in range(20):
-        alone.step(torch.ones(6, 12))
+        whole.step(torch.ones(6, 12))
     for half, envs in zip(halves, (range(3), range(3, 6)), strict=True):
-        half.load_state(shard(alone.state(), envs))
+        half.load_state(shard(whole.state(), envs))
     for _ in range(20):
         action = torch.randn(6, 12, generator=random)
-        alone.step(action)
+        whole.step(action)
         for half, part in zip(halves, action.split(3), strict=True):
             half.step(part)
     together = concatenate([half.state() for half in halves])
     for name in ("terrain_level", "terrain_kind", "distance_walked"):
-        assert torch.equal(together[f"task_state/{name}"], alone.state()[f"task_state/{name}"])
+        assert torch.equal(together[f"task_state/{name}"], whole.state()[f"task_state/{name}"])
 
 
 def test_the_mean_level_is_logged():

@@ -351,7 +351,7 @@ class Ppo(Learner):
     def _begin_average(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Begin to average gradient and losses over the samples of all ranks. The returned function waits for the
         result and returns the losses."""
-        if self._group.alone:
+        if not self._group.is_distributed:
             return lambda: losses
         finish = self.flat_parameters.begin_average(self._group.begin_sum_, self._rollout_env.share, losses)
         return lambda: finish().unbind(0)

@@ -204,7 +204,7 @@ class GradientMean:
         self._pack, self._unpack = jax.jit(lambda tree: ravel_pytree(tree)[0] * share), jax.jit(unpack)
 
     def __call__(self, gradient: Any) -> Any:
-        if self._group.alone:
+        if not self._group.is_distributed:
             return gradient
         # In place, because nothing else uses this array.
         return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(torch.from_dlpack(self._pack(gradient)))))

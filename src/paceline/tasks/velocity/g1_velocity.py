@@ -86,11 +86,11 @@ class G1Velocity(VelocityTask):
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         angle = 2.0 * math.pi * state.task_state["phase"]
-        clock = self.is_moving(state).unsqueeze(1) * torch.cat((torch.sin(angle), torch.cos(angle)), dim=1)
+        gait_phase = self.is_moving(state).unsqueeze(1) * torch.cat((torch.sin(angle), torch.cos(angle)), dim=1)
         groups = super().observe(state)
         return {
-            "policy": torch.cat((groups["policy"], clock), dim=1),
-            "critic": torch.cat((groups["critic"], clock, self._feet_height(state)), dim=1),
+            "policy": torch.cat((groups["policy"], gait_phase), dim=1),
+            "critic": torch.cat((groups["critic"], gait_phase, self._feet_height(state)), dim=1),
         }
 
     def terminated(self, state: EnvState) -> Tensor:
