@@ -1,6 +1,5 @@
 """The base class of learners, and the table of learners."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
-from paceline.learners.native_keys import Keys
 from paceline.learners.networks import Policy
 from paceline.learners.rollout import Clock, RolloutEnv
 from paceline.learners.settings import Settings
@@ -104,11 +102,6 @@ class LearnerKind:
     @cached_property
     def settings(self) -> type[Settings]:
         return _attribute(self.settings_class)
-
-    @property
-    def native_keys(self) -> Keys:
-        """Keys of the library's configuration files; empty for the native PPO."""
-        return getattr(sys.modules[self.settings.__module__], "NATIVE_KEYS", {})
 
     def make(self, env: VecEnv, settings: Settings, seed: int, group: Group) -> Learner:
         """Create the learner with new weights."""
