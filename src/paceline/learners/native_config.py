@@ -71,7 +71,6 @@ Key = Setting | RunOption | Only | Ignored
 Keys = Mapping[str, Any]
 """Keys, and groups of keys as nested mappings, by name."""
 
-
 _KINDS: dict[str, Any] = {"setting": Setting, "run": RunOption, "only": Only, "ignored": Ignored}
 
 
@@ -129,10 +128,8 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
         settings.check()
     except UserError as error:
         raise UserError(f"{file}, combined with the flags: {error}") from None
-    iterations = {
-        key.option: max(1, value // settings.horizon) if key.in_steps else value for key, value in run.items()
-    }
-    return Native(settings, iterations, tuple(ignored))
+    options = {key.option: max(1, count // settings.horizon) if key.in_steps else count for key, count in run.items()}
+    return Native(settings, options, tuple(ignored))
 
 
 def _load(file: Path, learner: str) -> dict[str, Any]:
@@ -169,7 +166,10 @@ def _interpret(
             case Ignored():
                 ignored.append(f"{path} ({key.note})" if key.note else path)
             case Only():
-                _check_supported(key, value, path)
+                if _bare(value) not in map(_bare, key.values):
+                    supported = " or ".join(map(_shown, key.values)) or "files without it"
+                    remedy = f"; {key.remedy}" if key.remedy else ""
+                    raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
             case RunOption():
                 number = key.minimum - 1 if value in (None, key.unset) else _typed(value, int, path)
                 if number >= key.minimum:
@@ -213,13 +213,6 @@ def _nested(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(group, dict):
         raise _wrong(path, value, "a group of keys")
     return group
-
-
-def _check_supported(key: Only, value: Any, path: str) -> None:
-    if _bare(value) not in map(_bare, key.values):
-        supported = " or ".join(map(_shown, key.values)) or "files without it"
-        remedy = f"; {key.remedy}" if key.remedy else ""
-        raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
 
 
 def _setting(key: Setting, value: Any, hint: Any, path: str) -> Any:

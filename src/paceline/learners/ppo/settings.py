@@ -13,8 +13,6 @@ class PpoSettings(Settings):
     """Settings of the native PPO."""
 
     flags: ClassVar[str] = "ppo"
-    horizon_field: ClassVar[str] = "horizon"
-    minibatches_field: ClassVar[str] = "minibatches"
     fixed: ClassVar[tuple[str, ...]] = ("hidden", "activation", "initial_std", "normalize_observations")
 
     horizon: PerIteration = translated("horizon")

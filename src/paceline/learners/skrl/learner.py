@@ -18,7 +18,7 @@ from paceline.learners.networks import Policy
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import row_sums, standardize
 
-NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
+_NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
 """Arguments by which skrl schedules its logs and files, which are not used."""
 
 
@@ -109,7 +109,7 @@ class SkrlLearner(Learner):
         self.agent.tracking_data.clear()
         inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
         for _ in range(self.config.rollouts):
-            actions, _ = self.agent.act(*inputs, **NO_SCHEDULE)
+            actions, _ = self.agent.act(*inputs, **_NO_SCHEDULE)
             step = self._rollout_env.step(torch.from_dlpack(actions))
             self._record(inputs, actions, step)
             inputs = self._inputs(step.obs)
@@ -132,7 +132,7 @@ class SkrlLearner(Learner):
             terminated=self.from_torch(ended),
             truncated=self.from_torch(truncated),
             infos={},
-            **NO_SCHEDULE,
+            **_NO_SCHEDULE,
         )
 
     def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ class SkrlLearner(Learner):
 
     def update(self) -> dict[str, Any]:
         agent = self.agent
-        agent.update(**NO_SCHEDULE)
+        agent.update(**_NO_SCHEDULE)
         log_std = agent.log_std()
         return {
             "loss/surrogate": agent.tracking_data["Loss / Policy loss"],
