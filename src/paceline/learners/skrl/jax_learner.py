@@ -89,9 +89,7 @@ class _Agent(PPO):
         self._config, self._average_kl = config, average_kl
         env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
         boxes = spaces(widths, env.num_actions, device)
-        self.networks: dict[str, Model] = {"policy": _Policy(config, **boxes), "value": _Value(config, **boxes)}
-        for network in self.networks.values():
-            network.init_state_dict(key=random_key())
+        self.networks = make_networks(config, boxes)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=device)
         super().__init__(
             models=self.networks,
@@ -151,6 +149,14 @@ class _Agent(PPO):
         return self.policy_learning_rate
 
 
+def make_networks(config: SkrlSettings, boxes: dict[str, Any]) -> dict[str, Model]:
+    """Return the policy and the value network, with weights sampled from torch's generator."""
+    networks = {"policy": _Policy(config, **boxes), "value": _Value(config, **boxes)}
+    for network in networks.values():
+        network.init_state_dict(key=random_key())
+    return networks
+
+
 class _Policy(GaussianMixin, Model):
     """MLP for the mean action, with noise that does not depend on the observations."""
 
@@ -190,6 +196,22 @@ def _mlp(x: jax.Array, config: SkrlSettings, outputs: int, last_gain: float) -> 
     return flax.linen.Dense(outputs, kernel_init=jax.nn.initializers.orthogonal(last_gain))(x)
 
 
+class GradientMean:
+    """Averages a gradient, a tree like `parameters`, over ranks, weighted by this rank's `share` of all samples."""
+
+    def __init__(self, parameters: Any, group: Group, share: float):
+        self._group = group
+        _, unpack = ravel_pytree(parameters)
+        # One array for all layers, and compiled once: skrl's own sum is compiled at every call.
+        self._pack, self._unpack = jax.jit(lambda tree: ravel_pytree(tree)[0] * share), jax.jit(unpack)
+
+    def __call__(self, gradient: Any) -> Any:
+        if self._group.alone:
+            return gradient
+        # In place, because nothing else uses this array.
+        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(torch.from_dlpack(self._pack(gradient)))))
+
+
 class _SharedAdam:
     """skrl's optimizers of both networks, on the gradients of all ranks. skrl steps the policy first and then the
     value; both steps are done at the second call, so that one sum over ranks covers both gradients."""
@@ -197,27 +219,18 @@ class _SharedAdam:
     def __init__(self, adams: dict[str, Any], networks: dict[str, Model], group: Group, share: float):
         # On the device from the start, as they are after a step: otherwise the first step would be compiled separately.
         self.states = {name: jax.device_put(adam.state, networks[name].device) for name, adam in adams.items()}
-        self._adams, self._networks, self._group, self._pending = adams, networks, group, dict[str, Any]()
-        _, unpack = ravel_pytree({name: network.state_dict.params for name, network in networks.items()})
-        # One array for all layers, and compiled once: skrl's own sum is compiled at every call.
-        self._pack, self._unpack = jax.jit(lambda tree: ravel_pytree(tree)[0] * share), jax.jit(unpack)
+        self._adams, self._networks, self._pending = adams, networks, dict[str, Any]()
+        self._mean = GradientMean({name: network.state_dict.params for name, network in networks.items()}, group, share)
 
     def step(self, *, grad: Any, model: Model, lr: float) -> "_SharedAdam":
         name = next(name for name, network in self._networks.items() if network is model)
         self._pending[name] = grad
         if self._pending.keys() == self._networks.keys():
-            for name, average in self._average(self._pending).items():
+            for name, mean in self._mean(self._pending).items():
                 adam = self._adams[name].replace(state=self.states[name])
-                self.states[name] = adam.step(grad=average, model=self._networks[name], lr=lr).state
+                self.states[name] = adam.step(grad=mean, model=self._networks[name], lr=lr).state
             self._pending = {}
         return self
-
-    def _average(self, gradients: dict[str, Any]) -> dict[str, Any]:
-        """Average gradients over ranks, weighted by this rank's share of all samples."""
-        if self._group.alone:
-            return gradients
-        # In place, because nothing else uses this array.
-        return self._unpack(jax.dlpack.from_dlpack(self._group.sum_(torch.from_dlpack(self._pack(gradients)))))
 
 
 class _Scaler(RunningStandardScaler):
