@@ -107,10 +107,11 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
     import jax
 
     from paceline.learners.skrl.jax_learner import GradientMean, make_networks
+    from paceline.learners.skrl.learner import spaces
     from paceline.learners.skrl.settings import SkrlSettings
 
     device = jax.local_devices()[0]
-    networks = make_networks({"policy": OBSERVATIONS}, ACTIONS, SkrlSettings(layers=hidden), device)
+    networks = make_networks(SkrlSettings(layers=hidden), spaces({"policy": OBSERVATIONS}, ACTIONS, device))
     # The values are arbitrary but differ between ranks.
     gradients = {
         name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +21,9 @@ def test_the_wheel_trains_plays_and_exports_in_a_new_environment(tmp_path: Path)
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT], tmp_path)
     (wheel,) = tmp_path.glob("paceline-*.whl")
+    source = ROOT / "src"
+    files = {str(file.relative_to(source)) for file in source.rglob("*.*") if "__pycache__" not in file.parts}
+    assert files <= set(ZipFile(wheel).namelist())
     environment = tmp_path / "venv"
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"

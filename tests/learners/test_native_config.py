@@ -15,7 +15,7 @@ import yaml
 from paceline.cli.train_arguments import parse
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS, settings_of
-from paceline.learners.native_config import Native, read
+from paceline.learners.native_config import Native, native_keys, read
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.settings import Settings
@@ -433,7 +433,7 @@ def test_the_keys_of_rsl_rl_are_those_of_the_installed_one():
     from rsl_rl.models import CNNModel, MLPModel, RNNModel
     from rsl_rl.modules.distribution import GaussianDistribution
 
-    keys, made = LEARNERS["rsl_rl"].native_keys, ("obs", "obs_groups", "obs_set", "output_dim")
+    keys, made = native_keys("rsl_rl"), ("obs", "obs_groups", "obs_set", "output_dim")
     algorithm = names(PPO, "actor", "critic", "storage", "device", "multi_gpu_cfg")
     # share_cnn_encoders is taken out before the constructor.
     assert keys["algorithm"].keys() == algorithm | {"class_name", "share_cnn_encoders"}
@@ -455,7 +455,7 @@ def test_the_keys_of_skrl_are_those_of_the_installed_one():
         return {field.name for field in dataclasses.fields(kind)}
 
     keys, made = (
-        LEARNERS["skrl"].native_keys,
+        native_keys("skrl"),
         ("observation_space", "state_space", "action_space", "device", "return_source"),
     )
     of_version_1 = {"lambda", "clip_predicted_values", "random_timesteps", "learning_starts"}
@@ -478,7 +478,7 @@ def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
         source = "".join(inspect.getsource(kind) for kind in kinds)
         return set(re.findall(rf"""\b{of}(?:\.get\(|\[)['"](\w+)['"]""", source))
 
-    keys = LEARNERS["rl_games"].native_keys["params"]
+    keys = native_keys("rl_games")["params"]
     # "network" is put there by the library itself.
     assert read_by(A2CBase, ContinuousA2CBase, A2CAgent, of="config") - {"network"} <= keys["config"].keys()
     central = keys["config"]["central_value_config"].keys() | {"device", "print_stats"}

@@ -1,6 +1,5 @@
 """The base class of learners, and the table of learners."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,14 +8,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
-from paceline.learners.native_keys import Keys
 from paceline.learners.networks import Policy
-from paceline.learners.rollout import Clock, RolloutEnv
+from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite
 from paceline.learners.settings import Settings
-from paceline.learners.state import load_state_of, state_of
 from paceline.validation import from_dict
 
 
@@ -85,7 +85,45 @@ class Learner(ABC):
     def first_non_finite(self) -> str | None:
         """Return a phrase that names the first reward or observation of this rank's envs in the latest iteration that
         is not finite, or None if all are finite. It synchronizes with the device."""
-        return self._rollout_env.first_non_finite()
+        return first_non_finite(self.env, self._rollout_env.first_obs, self._rollout_env.steps)
+
+
+def state_of(part: Any) -> Any:
+    """Return a copy of the state of a part of a learner, as nested dicts of tensors and numbers with string keys. A
+    part is a module, an optimizer, a tensor, an object with `state` and `load_state`, or a dict of parts."""
+    match part:
+        case dict():
+            return {name: state_of(each) for name, each in part.items()}
+        case Tensor():
+            return part.detach().clone()
+        case nn.Module():
+            return state_of(part.state_dict())
+        case Optimizer():
+            found = part.state_dict()
+            moments = {str(index): state_of(each) for index, each in found["state"].items()}
+            return {"learning_rate": [float(group["lr"]) for group in found["param_groups"]], "parameters": moments}
+    return part.state()
+
+
+def load_state_of(part: Any, state: Any) -> None:
+    """Load a state that `state_of` returned into a part. Keys that a dict of parts does not have are ignored."""
+    match part:
+        case dict():
+            for name, each in part.items():
+                load_state_of(each, state[name])
+        case Tensor():
+            part.copy_(state)
+        case nn.Module():
+            part.load_state_dict(state)
+        case Optimizer():
+            whole = part.state_dict()
+            for group, learning_rate in zip(whole["param_groups"], state["learning_rate"], strict=True):
+                group["lr"] = learning_rate
+            # Copies, because the optimizer keeps the tensors and updates them in place.
+            whole["state"] = {int(index): state_of(moments) for index, moments in state.get("parameters", {}).items()}
+            part.load_state_dict(whole)
+        case _:
+            part.load_state(state)
 
 
 @dataclass(frozen=True)
@@ -104,11 +142,6 @@ class LearnerKind:
     @cached_property
     def settings(self) -> type[Settings]:
         return _attribute(self.settings_class)
-
-    @property
-    def native_keys(self) -> Keys:
-        """Keys of the library's configuration files; empty for the native PPO."""
-        return getattr(sys.modules[self.settings.__module__], "NATIVE_KEYS", {})
 
     def make(self, env: VecEnv, settings: Settings, seed: int, group: Group) -> Learner:
         """Create the learner with new weights."""

@@ -1,9 +1,15 @@
-"""Read the configuration files of RSL-RL, RL-Games and skrl."""
+"""Read the configuration files of RSL-RL, RL-Games and skrl.
+
+`native_keys.yaml` in the folder of a learner lists all keys that such a file may have. Its tags are the classes below:
+!setting, !run, !only and !ignored, followed by the first field of the class or by several fields in braces.
+"""
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -11,12 +17,84 @@ import yaml
 
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS
-from paceline.learners.native_keys import KEEP, Ignored, Key, Keys, Only, RunOption, Setting
 from paceline.learners.settings import Settings
 from paceline.validation import Count, PerIteration, check_value, parse_yaml, read_text
 
 # YAML reads 5e-4, without a decimal point, as a string.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Key that sets a setting of the learner. Several keys of one setting must agree."""
+
+    name: str = ""
+    """Name of the setting; by default that of the key."""
+    values: Mapping[Any, Any] | None = None
+    """Allowed values of the key, mapped to values of the setting; by default any value of its type."""
+    if_null: Any = None
+    """Value of the setting for null, or "unchanged"; by default null is an error."""
+    unless: str = ""
+    """Name of a key of the same group that takes precedence over this one."""
+
+
+@dataclass(frozen=True)
+class RunOption:
+    """Key that sets an option of the run. Null and values below `minimum`, such as -1, leave it unset."""
+
+    option: str
+    minimum: int = 1
+    unset: str | None = None
+    """Another value that leaves the option unset."""
+    in_steps: bool = False
+    """True if the key counts steps per env; the option counts iterations."""
+    setting: str = ""
+    """Setting of the learner that the key sets as well."""
+
+
+@dataclass(frozen=True)
+class Only:
+    """Key of which Paceline supports only these values, usually the default. Without values the key is an error."""
+
+    values: Sequence[Any]
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Key without effect, because Paceline does this itself. It is listed at the start of a run."""
+
+    note: str = ""
+
+
+Key = Setting | RunOption | Only | Ignored
+Keys = Mapping[str, Any]
+"""Keys, and groups of keys as nested mappings, by name."""
+
+_KINDS: dict[str, Any] = {"setting": Setting, "run": RunOption, "only": Only, "ignored": Ignored}
+
+
+class _KeysLoader(yaml.SafeLoader):
+    """Loads native_keys.yaml."""
+
+    def construct_key(self, tag: str, node: yaml.Node) -> Key:
+        if isinstance(node, yaml.MappingNode):
+            fields: dict[Any, Any] = self.construct_mapping(node, deep=True)
+            return _KINDS[tag](**fields)
+        if isinstance(node, yaml.SequenceNode):
+            return _KINDS[tag](self.construct_sequence(node, deep=True))
+        return _KINDS[tag](node.value) if node.value else _KINDS[tag]()
+
+
+_KeysLoader.add_multi_constructor("!", _KeysLoader.construct_key)
+
+
+@cache
+def native_keys(learner: str) -> Keys:
+    """Return all keys of the configuration files of a learner's library; none for the native PPO."""
+    folder = LEARNERS[learner].learner.partition(".")[0]
+    file = files("paceline.learners") / folder / "native_keys.yaml"
+    return yaml.load(file.read_text(), _KeysLoader) if file.is_file() else {}
 
 
 @dataclass(frozen=True)
@@ -37,7 +115,7 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
     """
     content = _load(file, learner)
     try:
-        found, run, ignored = _interpret(content, LEARNERS[learner].native_keys, get_type_hints(type(base)))
+        found, run, ignored = _interpret(content, native_keys(learner), get_type_hints(type(base)))
         size, where = found.pop("minibatch_size", (None, ""))
         values = {name: value for name, (value, _) in found.items()} | dict(given)
         if size is not None and "minibatch_size_per_env" not in given:
@@ -50,8 +128,8 @@ def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num
         settings.check()
     except UserError as error:
         raise UserError(f"{file}, combined with the flags: {error}") from None
-    iterations = {key.name: max(1, value // settings.horizon) if key.in_steps else value for key, value in run.items()}
-    return Native(settings, iterations, tuple(ignored))
+    options = {key.option: max(1, count // settings.horizon) if key.in_steps else count for key, count in run.items()}
+    return Native(settings, options, tuple(ignored))
 
 
 def _load(file: Path, learner: str) -> dict[str, Any]:
@@ -65,7 +143,7 @@ def _load(file: Path, learner: str) -> dict[str, Any]:
         raise UserError(f"--learner-config {file} is not plain YAML: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"--learner-config {file} is not a configuration: it holds no keys")
-    known = {name: kind.native_keys.keys() for name, kind in LEARNERS.items() if kind.native_keys}
+    known = {name: native_keys(name).keys() for name in LEARNERS if native_keys(name)}
     likely = max(known, key=lambda name: (len(content.keys() & known[name]), name == learner))
     if foreign := content.keys() & known[likely] - known.get(learner, set()):
         key = min(foreign)
@@ -88,16 +166,21 @@ def _interpret(
             case Ignored():
                 ignored.append(f"{path} ({key.note})" if key.note else path)
             case Only():
-                _check_supported(key, value, path)
+                if _bare(value) not in map(_bare, key.values):
+                    supported = " or ".join(map(_shown, key.values)) or "files without it"
+                    remedy = f"; {key.remedy}" if key.remedy else ""
+                    raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
             case RunOption():
-                unset = value is None or (key.auto and value == "auto")
-                number = key.minimum - 1 if unset else _typed(value, int, path)
+                number = key.minimum - 1 if value in (None, key.unset) else _typed(value, int, path)
                 if number >= key.minimum:
                     run[key] = number
                     settings |= {key.setting: (number, path)} if key.setting else {}
+            case Setting(if_null="unchanged") if value is None:
+                pass
             case Setting():
-                setting = _setting(key, value, hints.get(key.name, int), path)
-                first, first_path = (KEEP, "") if setting is KEEP else settings.setdefault(key.name, (setting, path))
+                name = key.name or path.rpartition(".")[2]
+                setting = _setting(key, value, hints.get(name, int), path)
+                first, first_path = settings.setdefault(name, (setting, path))
                 if setting != first:
                     raise UserError(
                         f"{path} is {_shown(setting)}, but {first_path} is {_shown(first)}: "
@@ -132,17 +215,10 @@ def _nested(value: Any, path: str) -> dict[str, Any]:
     return group
 
 
-def _check_supported(key: Only, value: Any, path: str) -> None:
-    if _bare(value) not in map(_bare, key.values):
-        supported = " or ".join(map(_shown, key.values)) or "files without it"
-        remedy = f"; {key.remedy}" if key.remedy else ""
-        raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
-
-
 def _setting(key: Setting, value: Any, hint: Any, path: str) -> Any:
     """Convert the value of a key to the value of its setting."""
-    if value is None and key.null is not None:
-        return key.null
+    if value is None and key.if_null is not None:
+        return key.if_null
     if key.values is None:
         return _typed(value, hint, path)
     for allowed, meaning in key.values.items():

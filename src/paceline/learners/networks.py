@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,17 @@ def mlp(
         nn.init.zeros_(linear.bias)
         layers += [linear] if last else [linear, _activation(activation)]
     return nn.Sequential(*layers)
+
+
+def mlp_of(layers: Iterable[Sequence[Tensor]], activation: type[nn.Module]) -> nn.Sequential:
+    """Return a multi-layer perceptron with the given weights [out, in] and biases [out]."""
+    network = nn.Sequential()
+    for weight, bias in layers:
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        linear.load_state_dict({"weight": weight, "bias": bias})
+        network.extend((linear, activation()))
+    network.pop(-1)
+    return network
 
 
 def eager_forward(network: nn.Sequential) -> Callable[[Tensor], Tensor]:
@@ -96,22 +107,6 @@ class Policy(nn.Module):
 
 def _frozen_copy(module: nn.Module | None) -> Any:
     return copy.deepcopy(module).cpu().eval().requires_grad_(False) if module is not None else None
-
-
-class ClippedNormalizer(nn.Module):
-    """Normalizes vectors and clips them at `limit` standard deviations, as the scaler of skrl does."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: Tensor, std: Tensor, limit: float):
-        super().__init__()
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
-        self.limit = limit
-
-    def forward(self, obs: Tensor) -> Tensor:
-        return ((obs - self.mean) / self.std).clamp(-self.limit, self.limit)
 
 
 def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:

@@ -59,8 +59,10 @@ class RolloutEnv:
         for name, obs in self._obs.items():
             self._obs[name] = obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs
         self._has_obs = False
-        self._first_obs: dict[str, Tensor] = {}
-        self._steps: list[Step] = []
+        self.first_obs: dict[str, Tensor] = {}
+        """Observations before the first step of the rollout."""
+        self.steps: list[Step] = []
+        """Steps of the rollout."""
         self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
         self._graph = capture(lambda: self._step(self._actions), env.device, warp=True) if env.capturable else None
 
@@ -91,7 +93,7 @@ class RolloutEnv:
     def begin_rollout(self, steps: int, captured: bool = False) -> dict[str, Tensor]:
         """Start to record a rollout of `steps` steps, and return a copy of the first observations. With `captured` the
         whole rollout is part of the caller's CUDA graph and calls `step_captured`."""
-        self._steps, self._first_obs = [], self.obs
+        self.steps, self.first_obs = [], self.obs
         if captured or self._graph is None:
             self.env.prefetch_random(steps)
         return self.obs
@@ -103,13 +105,13 @@ class RolloutEnv:
             return self.step_captured(actions)
         self._actions.copy_(actions)
         step = self._graph()
-        self._steps.append(Step(**{name: _clone(value) for name, value in vars(step).items()}))
-        return self._steps[-1]
+        self.steps.append(Step(**{name: _clone(value) for name, value in vars(step).items()}))
+        return self.steps[-1]
 
     def step_captured(self, actions: Tensor) -> Step:
         """Step the env as a part of the caller's CUDA graph."""
-        self._steps.append(self._step(actions))
-        return self._steps[-1]
+        self.steps.append(self._step(actions))
+        return self.steps[-1]
 
     def _step(self, actions: Tensor) -> Step:
         step = self.env.step(actions)
@@ -123,8 +125,8 @@ class RolloutEnv:
         values = [
             torch.as_tensor(value, dtype=torch.float64, device=device).detach().mean() for value in losses.values()
         ]
-        done = torch.stack([step.terminated | step.truncated for step in self._steps])
-        totals = self.totals(done, torch.stack([step.log for step in self._steps]), self.env.faults())
+        done = torch.stack([step.terminated | step.truncated for step in self.steps])
+        totals = self.totals(done, torch.stack([step.log for step in self.steps]), self.env.faults())
         own = torch.cat((totals, torch.stack(values) * self.share))
         return self.metrics(self.group.sum_(own).tolist(), tuple(losses), clock)
 
@@ -145,10 +147,6 @@ class RolloutEnv:
         """Return the average of a number over ranks, weighted by their envs."""
         own = torch.as_tensor(value * self.share, dtype=torch.float64, device=self.env.device)
         return float(self.group.sum_(own))
-
-    def first_non_finite(self) -> str | None:
-        """Implement `Learner.first_non_finite` for the recorded rollout."""
-        return first_non_finite(self.env, self._first_obs, self._steps)
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.env.load_state(state)

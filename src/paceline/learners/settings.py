@@ -40,9 +40,9 @@ class Settings:
     __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
     """Prefix of the flags: a field is --FLAGS.FIELD on the command line."""
-    horizon_field: ClassVar[str]
+    horizon_field: ClassVar[str] = "horizon"
     """Name of the field that sets `horizon`."""
-    minibatches_field: ClassVar[str]
+    minibatches_field: ClassVar[str] = "minibatches"
     """Name of the field that sets `minibatches`."""
     fixed: ClassVar[tuple[str, ...]]
     """Names of the settings that cannot change when a run is resumed, because the checkpoint's networks, normalizers or

@@ -23,8 +23,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
-from paceline.learners.skrl.jax_arrays import flat, jax_device, to_jax, unflat
-from paceline.learners.skrl.jax_learner import SkrlJax
+from paceline.learners.skrl.jax_learner import SkrlJax, flat, jax_device, to_jax, unflat
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.run import checkpoint
 from paceline.tasks.cartpole import Cartpole

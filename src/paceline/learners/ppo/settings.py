@@ -13,12 +13,6 @@ class PpoSettings(Settings):
     """Settings of the native PPO."""
 
     flags: ClassVar[str] = "ppo"
-    horizon_field: ClassVar[str] = "horizon"
-    minibatches_field: ClassVar[str] = "minibatches"
-    fixed: ClassVar[tuple[str, ...]] = (
-        *("hidden", "activation", "initial_std", "normalize_observations"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
-    )
 
     horizon: PerIteration = translated("horizon")
     epochs: PerIteration = translated("epochs")

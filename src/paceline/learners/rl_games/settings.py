@@ -1,11 +1,9 @@
-"""Settings of RL-Games, under its own names, and the keys of its configuration files."""
+"""Settings of RL-Games, under its own names."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import UserError
-from paceline.learners.native_keys import Ignored, Keys, Only, RunOption, Setting, ignored, only, same
 from paceline.learners.settings import Settings, derived, translated
 from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
@@ -75,93 +73,3 @@ class RlGamesSettings(Settings):
                 f"--rl-games.lr-schedule linear with --rl-games.max-epochs {self.max_epochs}: "
                 "give the iterations over which the learning rate falls"
             )
-
-
-_MLP: Keys = {
-    **same("units activation"),
-    **only(False, "d2rl norm_only_first_layer"),
-    "initializer": {"name": Only("default"), "scale": Ignored()},
-    "regularizer": {"name": Only("None", None)},
-}
-_LR_SCHEDULES = {"adaptive": "adaptive", "linear": "linear", "None": "none", None: "none"}
-_LR_SCHEDULE = Setting("lr_schedule", _LR_SCHEDULES | {"identity": "none", "constant": "none"})
-# Keys that a central value network has as well.
-_OPTIMIZATION: Keys = {
-    **same("minibatch_size minibatch_size_per_env mini_epochs learning_rate kl_threshold clip_value normalize_input"),
-    **same("truncate_grads grad_norm e_clip schedule_type"),
-    "lr_schedule": _LR_SCHEDULE,
-    "weight_decay": Only(0.0),
-    **only(False, "mixed_precision freeze_critic"),
-}
-
-_CONFIG: Keys = {
-    **_OPTIMIZATION,
-    **same("horizon_length normalize_value normalize_advantage value_bootstrap gamma tau critic_coef entropy_coef"),
-    "bounds_loss_coef": Setting("bounds_loss_coef", null=0.0),
-    "reward_shaper": {
-        "scale_value": Setting("reward_scale"),
-        "shift_value": Only(0),
-        "min_val": Only(-math.inf),
-        "max_val": Only(math.inf),
-        "log_val": Only(False),
-        "is_torch": Ignored(),
-    },
-    "max_epochs": RunOption("max_iterations", setting="max_epochs"),
-    "save_frequency": RunOption("checkpoint_every"),
-    "central_value_config": {
-        **_OPTIMIZATION,
-        "model": {"name": Only("central_value")},
-        "network": {
-            "name": Only("actor_critic"),
-            "central_value": Ignored("used if the task has the group critic"),
-            "mlp": _MLP,
-        },
-    },
-    **only(True, "ppo is_train use_experimental_cv"),
-    "bound_loss_type": Only("bound"),
-    **{name: Only(-1, remedy="give max_epochs") for name in ("max_frames", "max_steps")},
-    "epochs_between_resets": Only(0),
-    "self_play_config": Only(None),
-    **only(False, "population_based_training use_action_masks self_play normalize_rms_advantage use_smooth_clamp"),
-    **only(False, "schedule_entropy"),
-    "clip_actions": Ignored("the task does this"),
-    # Keys of recurrent networks, which are rejected below.
-    **ignored("seq_length seq_len bptt_length zero_rnn_on_done"),
-    **ignored("name env_name env_config env_info vec_env num_actors device device_name full_experiment_name train_dir"),
-    **ignored("log_path network_path features player multi_gpu torch_compile score_to_win save_best_after print_stats"),
-    **ignored("games_to_track use_diagnostics pbt_idx adv_rms_momentum"),
-}
-
-NATIVE_KEYS: Keys = {
-    "params": {
-        "seed": RunOption("seed", minimum=0),
-        **ignored("load_checkpoint load_path torch_threads"),
-        # Isaac Lab's wrapper clips with these.
-        "env": {name: Ignored("the task does this") for name in ("clip_observations", "clip_actions", "obs_groups")}
-        | {"concate_obs_groups": Ignored()},
-        "algo": {"name": Only("a2c_continuous")},
-        "model": {"name": Only("continuous_a2c_logstd")},
-        "network": {
-            "name": Only("actor_critic"),
-            **same("separate"),
-            "space": {
-                "continuous": {
-                    **{name: Only("None", None) for name in ("mu_activation", "sigma_activation")},
-                    "mu_init": {"name": Only("default")},
-                    "sigma_init": {"name": Only("const_initializer"), "val": Only(0)},
-                    "fixed_sigma": Only(True),
-                },
-                "discrete": Only(),
-                "multi_discrete": Only(),
-            },
-            "mlp": _MLP,
-            **{name: Only("None", None) for name in ("value_activation", "normalization")},
-            "central_value": Only(False),
-            "joint_obs_actions": Only(None),
-            "rnn": Only(),
-            "cnn": Only(),
-        },
-        "config": _CONFIG,
-    }
-}
-"""All keys of RL-Games' configuration files."""

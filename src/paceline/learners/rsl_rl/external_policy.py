@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UserError, one_line, unknown
-from paceline.learners.networks import Policy, fold_normalizer
+from paceline.learners.networks import Policy, fold_normalizer, mlp_of
 from paceline.validation import LayerWidths, check_value, shown
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -72,12 +72,7 @@ def load_external_policy(file: Path, activation: str, inputs: int, actions: int)
         raise UserError(f"{file} {error}") from None
     if len(layers) > 1:
         check_value(f"{file}: hidden layers of", tuple(weight.shape[0] for weight, _ in layers[:-1]), LayerWidths)
-    network = nn.Sequential()
-    for weight, bias in layers:
-        linear = nn.Linear(weight.shape[1], weight.shape[0])
-        linear.load_state_dict({"weight": weight, "bias": bias})
-        network.extend((linear, ACTIVATIONS[activation]()))
-    network.pop(-1)
+    network = mlp_of(layers, ACTIVATIONS[activation])
     return ExternalPolicy(Policy(fold_normalizer(network, mean, std + _EPSILON) if normalizer else network), iteration)
 
 

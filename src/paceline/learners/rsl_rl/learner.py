@@ -42,12 +42,8 @@ class RslRl(Learner):
         networks = {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
         self.parts = {"networks": networks, "adam": self.algorithm.adam}
         collect, update = torch.no_grad()(self._collect), torch.no_grad()(self.algorithm.update_policy)
-        self._collect_graph = capture(collect, env.device, warp=True) if env.capturable else collect
+        self.collect = capture(collect, env.device, warp=True) if env.capturable else collect
         self._update_graph = capture(update, env.device) if group.capturable else update
-
-    def collect(self) -> None:
-        """Collect a rollout into the storage of the algorithm."""
-        self._collect_graph()
 
     def update(self) -> dict[str, Tensor]:
         losses = dict(zip(_LOSS_NAMES, self._update_graph().unbind(0), strict=True))
@@ -55,6 +51,7 @@ class RslRl(Learner):
         return {**losses, "policy/learning_rate": rate, "policy/std": std}
 
     def _collect(self) -> None:
+        """Collect a rollout into the storage of the algorithm."""
         algorithm, steps = self.algorithm, self.config.num_steps_per_env
         algorithm.storage.clear()
         obs = self._tensor_dict(self._rollout_env.begin_rollout(steps, captured=True))

@@ -1,9 +1,8 @@
-"""Settings of RSL-RL, under its own names, and the keys of its configuration files."""
+"""Settings of RSL-RL, under its own names."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.learners.native_keys import KEEP, Ignored, Keys, Only, RunOption, Setting, ignored, only, same
 from paceline.learners.settings import Settings, derived, translated
 from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
@@ -44,69 +43,3 @@ class RslRlSettings(Settings):
     """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     normalize_advantage_per_mini_batch: bool = False
     """Normalize advantages over each minibatch instead of over the rollout."""
-
-
-# Keys of recurrent models.
-_RECURRENT = only(None, "rnn_type rnn_hidden_dim rnn_num_layers")
-_NETWORK: Keys = {
-    "class_name": Only("MLPModel"),
-    **same("hidden_dims activation obs_normalization"),
-    **_RECURRENT,
-    "cnn_cfg": Only(None),
-}
-# Names before version 5.
-_NOISE: Keys = {
-    "init_noise_std": Setting("init_std"),
-    "noise_std_type": Setting("std_type"),
-    "state_dependent_std": Only(False),
-}
-
-NATIVE_KEYS: Keys = {
-    **same("num_steps_per_env"),
-    "class_name": Only("OnPolicyRunner"),
-    "max_iterations": RunOption("max_iterations"),
-    "save_interval": RunOption("checkpoint_every"),
-    "seed": RunOption("seed", minimum=0),
-    "empirical_normalization": Setting("obs_normalization", null=KEEP),
-    **only(None, "clip_actions torch_compile_mode multi_gpu"),
-    "obs_groups": {
-        "actor": Only(["policy"], ["actor"]),
-        "policy": Only(["policy"]),
-        "critic": Ignored("the critic uses the group critic if the task has one, otherwise policy"),
-    },
-    "actor": {
-        **_NETWORK,
-        "distribution_cfg": {
-            "class_name": Only("GaussianDistribution"),
-            **same("init_std std_type"),
-            "learn_std": Only(True),
-            "std_range": Only([1e-6, 1e6]),
-        },
-        "stochastic": Only(True),
-        **_NOISE,
-    },
-    "critic": {**_NETWORK, "distribution_cfg": Only(None), "stochastic": Only(False), **ignored(" ".join(_NOISE))},
-    # Before version 4.
-    "policy": {
-        "class_name": Only("ActorCritic"),
-        **{f"{role}_hidden_dims": Setting("hidden_dims") for role in ("actor", "critic")},
-        **{f"{role}_obs_normalization": Setting("obs_normalization") for role in ("actor", "critic")},
-        **same("activation"),
-        **_NOISE,
-        **_RECURRENT,
-    },
-    "algorithm": {
-        "class_name": Only("PPO"),
-        **same("num_learning_epochs num_mini_batches learning_rate schedule gamma lam clip_param max_grad_norm"),
-        **same("use_clipped_value_loss value_loss_coef entropy_coef normalize_advantage_per_mini_batch"),
-        "desired_kl": Setting("desired_kl", null=KEEP),
-        "optimizer": Only("adam"),
-        "use_mixed_precision": Only(False),
-        "share_cnn_encoders": Only(False, None),
-        **only(None, "rnd_cfg symmetry_cfg"),
-        **ignored("grad_reduce_bucket_mb"),
-    },
-    **ignored("experiment_name run_name logger wandb_project wandb_tags neptune_project upload_model log_interval"),
-    **ignored("resume load_run load_checkpoint device check_for_nan"),
-}
-"""All keys of RSL-RL's configuration files."""

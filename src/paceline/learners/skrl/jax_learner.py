@@ -2,34 +2,42 @@
 through Paceline's process group."""
 
 import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
-import flax.linen
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.flatten_util import ravel_pytree
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.networks import ClippedNormalizer
+from paceline.learners.networks import mlp_of
 from paceline.learners.optimizers import broadcast_parameters
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.jax_arrays import JaxDevice, SavedArrays, flat, jax_device, random_key, to_jax, unflat
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_config, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
 
+# Read when JAX starts. By default it allocates most of the GPU memory, which torch and Warp need as well.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 with without_launcher():
+    import flax.linen
+    import jax
+    import jax.numpy as jnp
     import skrl
-    from skrl.agents.jax import ExperimentCfg
+    from jax.flatten_util import ravel_pytree
     from skrl.agents.jax.ppo import PPO, PPO_CFG
     from skrl.memories.jax import RandomMemory
     from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
     from skrl.resources.preprocessors.jax import RunningStandardScaler
     from skrl.resources.schedulers.jax import KLAdaptiveLR
+
+JaxDevice = Any
+"""jax.Device, which type checkers do not accept as a class."""
 
 _ACTIVATIONS = {"elu": (jax.nn.elu, nn.ELU), "relu": (jax.nn.relu, nn.ReLU), "tanh": (jnp.tanh, nn.Tanh)}
 
@@ -46,7 +54,7 @@ class SkrlJax(SkrlLearner):
         skrl.config.jax.device = self._device
         jax.config.update("jax_default_device", self._device)
         torch.manual_seed(seed)
-        self.agent = agent = _Agent(self._rollout_env, config, self._device)
+        self.agent = agent = _Agent(self._rollout_env, config, self._device, self.average_kl)
         networks = {name: SavedArrays(network) for name, network in agent.networks.items()}
         for network in networks.values():
             parameters = network.state()
@@ -54,6 +62,12 @@ class SkrlJax(SkrlLearner):
             network.load_state(parameters)
         normalizers = {name: SavedArrays(scaler) for name, scaler in agent.scalers.items()}
         self.parts = {"networks": networks, "normalizers": normalizers, "optimizer": agent}
+
+    def collect(self) -> None:
+        """Collect a rollout, with the noise of actions and the order of samples seeded from torch's generator."""
+        self.agent.policy._g_key, self.agent.policy._g_i = random_key(), 0
+        np.random.seed(int(torch.randint(2**32, ())))
+        super().collect()
 
     def from_torch(self, tensor: Tensor) -> jax.Array:
         return to_jax(tensor, self._device)
@@ -69,24 +83,27 @@ class _Agent(PPO):
     value: "_Value"
     memory: "_Memory"
 
-    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice):
-        self._rollout_env, self._config = rollout_env, config
-        self.divergences: list[float] = []
-        """KL divergence of each epoch."""
+    def __init__(
+        self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice, average_kl: Callable[[float], float]
+    ):
+        self._config, self._average_kl = config, average_kl
         env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
-        self.networks = make_networks(widths, env.num_actions, config, device)
+        boxes = spaces(widths, env.num_actions, device)
+        self.networks = make_networks(config, boxes)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=device)
         super().__init__(
             models=self.networks,
             memory=memory,
-            cfg=PPO_CFG(
-                **agent_options(config, widths, _Scaler, group=group, device=device),
+            cfg=agent_config(
+                PPO_CFG,
+                config,
+                widths,
+                partial(_Scaler, group=group, device=device),
                 # Also for a fixed learning rate, because skrl then passes it to every step and computes the divergence.
-                learning_rate_scheduler=cast("type", KLAdaptiveLR),
+                learning_rate_scheduler=KLAdaptiveLR,
                 learning_rate_scheduler_kwargs={"kl_threshold": config.kl_threshold},
-                experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
             ),
-            **spaces(widths, env.num_actions, device),
+            **boxes,
         )
         modules = self.checkpoint_modules.items()
         self.scalers = {name: module for name, module in modules if isinstance(module, _Scaler)}
@@ -100,13 +117,6 @@ class _Agent(PPO):
         self.init()
         self.enable_training_mode(True)
 
-    def begin(self) -> None:
-        """Begin an iteration: seed the noise of actions and the order of samples from torch's generator."""
-        self.policy._g_key, self.policy._g_i = random_key(), 0
-        np.random.seed(int(torch.randint(2**32, ())))
-        self.tracking_data.clear()
-        self.divergences.clear()
-
     def log_std(self) -> Tensor:
         return torch.from_dlpack(cast("Any", self.policy.state_dict.params)["params"]["log_std"])
 
@@ -114,18 +124,11 @@ class _Agent(PPO):
         return float(self.policy_learning_rate)
 
     def policy_network(self) -> nn.Module:
-        """Return a torch network that computes mean actions from raw observations."""
-        layers: list[nn.Module] = []
-        if scaler := self.scalers.get("observation_preprocessor"):
-            mean, variance = map(torch.from_dlpack, (scaler.running_mean, scaler.running_variance))
-            layers.append(ClippedNormalizer(mean, variance.sqrt() + scaler.epsilon, scaler.clip_threshold))
+        """Return a torch network that computes mean actions from normalized observations."""
         parameters: Any = self.policy.state_dict.params["params"]
-        for index in range(len(self._config.layers) + 1):
-            kernel, bias = (torch.from_dlpack(parameters[f"Dense_{index}"][name]).cpu() for name in ("kernel", "bias"))
-            linear = nn.Linear(kernel.shape[0], kernel.shape[1])
-            linear.load_state_dict({"weight": kernel.T, "bias": bias})
-            layers += [linear, _ACTIVATIONS[self._config.activations][1]()]
-        return nn.Sequential(*layers[:-1])
+        dense = [parameters[f"Dense_{index}"] for index in range(len(self._config.layers) + 1)]
+        layers = [[torch.from_dlpack(layer[name]).cpu() for name in ("kernel", "bias")] for layer in dense]
+        return mlp_of([(kernel.T, bias) for kernel, bias in layers], _ACTIVATIONS[self._config.activations][1])
 
     def state(self) -> dict[str, Any]:
         """Return the state of the optimizers."""
@@ -137,18 +140,17 @@ class _Agent(PPO):
         self.policy_learning_rate = self.value_learning_rate = state["learning_rate"]
 
     def _policy_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
-        """Adapt the learning rate to the KL divergence over all ranks, and record it."""
-        self.divergences.append(self._rollout_env.average(float(kl)))
-        return self._adapt(timestep, lr=lr, kl=self.divergences[-1]) if self._adapt else lr
+        """Adapt the learning rate to the KL divergence over all ranks."""
+        average = self._average_kl(float(kl))
+        return self._adapt(timestep, lr=lr, kl=average) if self._adapt else lr
 
     def _value_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
         """Return the learning rate of the policy, which skrl schedules first."""
         return self.policy_learning_rate
 
 
-def make_networks(widths: dict[str, int], actions: int, config: SkrlSettings, device: JaxDevice) -> dict[str, Model]:
+def make_networks(config: SkrlSettings, boxes: dict[str, Any]) -> dict[str, Model]:
     """Return the policy and the value network, with weights sampled from torch's generator."""
-    boxes = spaces(widths, actions, device)
     networks = {"policy": _Policy(config, **boxes), "value": _Value(config, **boxes)}
     for network in networks.values():
         network.init_state_dict(key=random_key())
@@ -260,3 +262,62 @@ class _Memory(RandomMemory):
     def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
         tensor = to_jax(self.values.take_advantages(), self.device) if name == "advantages" else tensor
         super().set_tensor_by_name(name, tensor)
+
+
+class SavedArrays:
+    """State of a model or a preprocessor of skrl."""
+
+    def __init__(self, module: Any):
+        self._module = module
+
+    def state(self) -> dict[str, Tensor]:
+        return flat(self._module.state_dict.params)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        current = self._module.state_dict
+        self._module.state_dict = current.replace(params=unflat(current.params, state))
+
+
+# Conversion between torch and JAX
+
+
+def jax_device(device: torch.device) -> JaxDevice:
+    """Return the JAX device of a torch device, or the CPU if JAX is installed without CUDA."""
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            return jax.devices("cuda")[device.index or 0]
+    return jax.devices("cpu")[0]
+
+
+def to_jax(tensor: Tensor, device: JaxDevice) -> jax.Array:
+    """Return an array that shares the memory of the tensor, or a copy if JAX is on another device. Booleans become
+    int8. The memory must not be changed afterwards. The inverse is `torch.from_dlpack`."""
+    tensor = (tensor.to(torch.int8) if tensor.dtype == torch.bool else tensor).contiguous()
+    return jax.dlpack.from_dlpack(tensor.cpu() if device.platform == "cpu" else tensor)
+
+
+def random_key() -> jax.Array:
+    """Return a key sampled from torch's generator."""
+    return jnp.array(torch.randint(2**32, (2,)).numpy(), dtype=jnp.uint32)
+
+
+def flat(tree: Any) -> dict[str, Tensor]:
+    """Return copies of the arrays of a tree by their paths."""
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {_name(path): torch.from_dlpack(leaf).clone() for path, leaf in leaves}
+
+
+def unflat(like: Any, arrays: dict[str, Tensor]) -> Any:
+    """Return a tree of the same structure as `like` with copies of the arrays of `flat`."""
+    leaves, form = jax.tree.flatten_with_path(like)
+    found = []
+    for path, leaf in leaves:
+        tensor = arrays[_name(path)]
+        if tensor.shape != leaf.shape:
+            raise RuntimeError(f"{_name(path)} has shape {tuple(tensor.shape)} and should have {leaf.shape}")
+        found.append(jnp.array(tensor.cpu().numpy(), dtype=leaf.dtype, device=leaf.device))
+    return jax.tree.unflatten(form, found)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

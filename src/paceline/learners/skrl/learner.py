@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.spaces import Box
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
@@ -18,21 +18,8 @@ from paceline.learners.networks import Policy
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import row_sums, standardize
 
-NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
+_NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
 """Arguments by which skrl schedules its logs and files, which are not used."""
-
-_SAME_OPTIONS = (
-    *(
-        "rollouts",
-        "learning_epochs",
-        "mini_batches",
-        "learning_rate",
-        "discount_factor",
-        "gae_lambda",
-        "grad_norm_clip",
-    ),
-    *("ratio_clip", "value_clip", "value_loss_scale", "entropy_loss_scale", "time_limit_bootstrap"),
-)
 
 
 @contextmanager
@@ -54,22 +41,25 @@ def spaces(widths: dict[str, int], num_actions: int, device: Any) -> dict[str, A
     return {"device": device, **boxes}
 
 
-def agent_options(config: SkrlSettings, widths: dict[str, int], scaler: type, **scaler_options: Any) -> dict[str, Any]:
-    """Return the arguments of skrl's PPO_CFG, with a preprocessor of class `scaler` for each normalized input."""
+def agent_config(
+    kind: Any, config: SkrlSettings, widths: dict[str, int], make_scaler: Callable[[int], Any], **more: Any
+) -> Any:
+    """Return the configuration of an agent: skrl's PPO_CFG, which is `kind`, with `more` options and a preprocessor
+    that `make_scaler(width)` returns for each normalized input."""
     scaled = {"value": 1} if config.value_normalization else {}
     if config.observation_normalization:
         names = {"policy": "observation", "critic": "state"}
         scaled |= {names[group]: width for group, width in widths.items()}
-    scalers: dict[str, Any] = {f"{name}_preprocessor": scaler for name in scaled}
-    scalers |= {f"{name}_preprocessor_kwargs": {"width": width, **scaler_options} for name, width in scaled.items()}
-    return {
-        **{name: getattr(config, name) for name in _SAME_OPTIONS},
-        **scalers,
-        # Otherwise one rank could stop an epoch that the others continue.
-        "kl_threshold": 0.0,
-        # Multiply also with a scale of 1: skrl adds to the result in place, and must not change the tensor of the env.
-        "rewards_shaper": lambda rewards, *_, **__: rewards * config.rewards_shaper_scale,
-    }
+    options = {name: value for name, value in vars(config).items() if name in kind.__dataclass_fields__}
+    for name, width in scaled.items():
+        options |= {f"{name}_preprocessor": make_scaler, f"{name}_preprocessor_kwargs": {"width": width}}
+    # Otherwise one rank could stop an epoch that the others continue.
+    options["kl_threshold"] = 0.0
+    # Multiply also with a scale of 1: skrl adds to the result in place, and must not change the tensor of the env.
+    options["rewards_shaper"] = lambda rewards, *_, **__: rewards * config.rewards_shaper_scale
+    cfg = kind(**options | more)
+    cfg.experiment.write_interval = cfg.experiment.checkpoint_interval = 0
+    return cfg
 
 
 class UnscaledValues:
@@ -96,11 +86,17 @@ class SkrlLearner(Learner):
     """Learner whose critic uses the observation group "critic" if the env has one, and "policy" otherwise."""
 
     agent: Any
-    """skrl's PPO with the methods `begin`, `log_std`, `divergences`, `learning_rate` and `policy_network`."""
+    """skrl's PPO with the methods `log_std`, `learning_rate` and `policy_network`."""
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
         super().__init__(env, seed, group)
         self.config = config
+        self._divergences: list[float] = []
+
+    def average_kl(self, kl: float) -> float:
+        """Return the KL divergence of an epoch over all ranks, and record it."""
+        self._divergences.append(self._rollout_env.average(kl))
+        return self._divergences[-1]
 
     def from_torch(self, tensor: Tensor) -> Any:
         """Convert a tensor to an array of the framework."""
@@ -109,11 +105,11 @@ class SkrlLearner(Learner):
     @torch.no_grad()
     def collect(self) -> None:
         """Collect a rollout into the memory of the agent."""
-        self._rollout_env.reset_once()
-        self.agent.begin()
+        self._divergences.clear()
+        self.agent.tracking_data.clear()
         inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
         for _ in range(self.config.rollouts):
-            actions, _ = self.agent.act(*inputs, **NO_SCHEDULE)
+            actions, _ = self.agent.act(*inputs, **_NO_SCHEDULE)
             step = self._rollout_env.step(torch.from_dlpack(actions))
             self._record(inputs, actions, step)
             inputs = self._inputs(step.obs)
@@ -136,7 +132,7 @@ class SkrlLearner(Learner):
             terminated=self.from_torch(ended),
             truncated=self.from_torch(truncated),
             infos={},
-            **NO_SCHEDULE,
+            **_NO_SCHEDULE,
         )
 
     def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
@@ -145,16 +141,37 @@ class SkrlLearner(Learner):
 
     def update(self) -> dict[str, Any]:
         agent = self.agent
-        agent.update(**NO_SCHEDULE)
+        agent.update(**_NO_SCHEDULE)
         log_std = agent.log_std()
         return {
             "loss/surrogate": agent.tracking_data["Loss / Policy loss"],
             "loss/value": agent.tracking_data["Loss / Value loss"],
             "loss/entropy": (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(),
-            "policy/kl": agent.divergences,
+            "policy/kl": self._divergences,
             "policy/learning_rate": agent.learning_rate(),
             "policy/std": log_std.exp(),
         }
 
     def policy(self) -> Policy:
-        return Policy(self.agent.policy_network())
+        network = self.agent.policy_network()
+        if self.config.observation_normalization:
+            scaler = self.agent.checkpoint_modules["observation_preprocessor"]
+            network = nn.Sequential(_Normalizer(scaler), network)
+        return Policy(network)
+
+
+class _Normalizer(nn.Module):
+    """Normalizes vectors and clips them as a scaler of skrl does, on torch or JAX."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scaler: Any):
+        super().__init__()
+        mean, variance = (torch.from_dlpack(each).float() for each in (scaler.running_mean, scaler.running_variance))
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", variance.sqrt() + scaler.epsilon)
+        self.limit = scaler.clip_threshold
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return ((obs - self.mean) / self.std).clamp(-self.limit, self.limit)

@@ -1,5 +1,7 @@
 """skrl's PPO on torch, on Paceline's envs and ranks."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -8,15 +10,14 @@ from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.networks import ClippedNormalizer, mlp
+from paceline.learners.networks import mlp
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_options, spaces, without_launcher
+from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_config, spaces, without_launcher
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
 
 with without_launcher():
-    from skrl.agents.torch import ExperimentCfg
     from skrl.agents.torch.ppo import PPO, PPO_CFG
     from skrl.memories.torch import RandomMemory
     from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
@@ -31,7 +32,7 @@ class SkrlTorch(SkrlLearner):
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
         super().__init__(env, config, seed, group)
-        self.agent = _Agent(self._rollout_env, config, seed)
+        self.agent = _Agent(self._rollout_env, config, seed, self.average_kl)
         broadcast_parameters(group, self.agent.networks.parameters())
         self.parts = {"networks": self.agent.networks, "optimizer": self.agent.optimizer}
 
@@ -45,24 +46,24 @@ class _Agent(PPO):
     policy: "_Policy"
     value: "_Value"
     memory: "_Memory"
-    scheduler: "_Scheduler"
 
-    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, seed: int):
+    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, seed: int, average_kl: Callable[[float], float]):
         env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl")
         boxes = spaces(widths, env.num_actions, env.device)
         generator = torch.Generator().manual_seed(seed)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
-        options = agent_options(config, widths, _Scaler, group=group, device=env.device)
-        # The gradient is clipped after it is averaged over ranks.
-        options["grad_norm_clip"] = 0.0
         super().__init__(
             models={"policy": _Policy(boxes, config, generator), "value": _Value(boxes, config, generator)},
             memory=memory,
-            cfg=PPO_CFG(
-                **options,
+            cfg=agent_config(
+                PPO_CFG,
+                config,
+                widths,
+                partial(_Scaler, group=group, device=env.device),
                 learning_rate_scheduler=_Scheduler,
-                learning_rate_scheduler_kwargs={"config": config, "rollout_env": rollout_env},
-                experiment=ExperimentCfg(write_interval=0, checkpoint_interval=0),
+                learning_rate_scheduler_kwargs={"config": config, "average_kl": average_kl},
+                # The gradient is clipped after it is averaged over ranks.
+                grad_norm_clip=0.0,
             ),
             **boxes,
         )
@@ -74,16 +75,6 @@ class _Agent(PPO):
         self.init()
         self.enable_training_mode()
 
-    def begin(self) -> None:
-        """Begin an iteration."""
-        self.tracking_data.clear()
-        self.divergences.clear()
-
-    @property
-    def divergences(self) -> list[float]:
-        """KL divergence of each epoch."""
-        return self.scheduler.divergences
-
     def log_std(self) -> Tensor:
         return self.policy.log_std.detach()
 
@@ -91,12 +82,8 @@ class _Agent(PPO):
         return self.optimizer.param_groups[0]["lr"]
 
     def policy_network(self) -> nn.Module:
-        """Return a network that computes mean actions from raw observations."""
-        if "observation_preprocessor" not in self.networks:
-            return self.policy.network
-        scaler = cast("_Scaler", self._observation_preprocessor)
-        mean, std = scaler.running_mean.float(), scaler.running_variance.float().sqrt() + scaler.epsilon
-        return nn.Sequential(ClippedNormalizer(mean, std, scaler.clip_threshold), self.policy.network)
+        """Return a network that computes mean actions from normalized observations."""
+        return self.policy.network
 
 
 class _Policy(GaussianMixin, Model):
@@ -163,17 +150,15 @@ class _Scaler(RunningStandardScaler):
 
 
 class _Scheduler(KLAdaptiveLR):
-    """Adapts the learning rate, the same on all ranks, to the KL divergence over all ranks, and records the latter."""
+    """Adapts the learning rate, the same on all ranks, to the KL divergence over all ranks."""
 
-    def __init__(self, optimizer: Optimizer, *, config: SkrlSettings, rollout_env: RolloutEnv):
-        self._adaptive = config.learning_rate_scheduler != "none"
-        self._rollout_env = rollout_env
-        self.divergences: list[float] = []
+    def __init__(self, optimizer: Optimizer, *, config: SkrlSettings, average_kl: Callable[[float], float]):
+        self._adaptive, self._average_kl = config.learning_rate_scheduler != "none", average_kl
         super().__init__(optimizer, kl_threshold=config.kl_threshold)
 
     def step(self, kl: Tensor | float | None = None, *, epoch: int | None = None) -> None:
         if kl is None:  # torch's constructor
             return
-        self.divergences.append(self._rollout_env.average(cast("float", kl)))
+        average = self._average_kl(cast("float", kl))
         if self._adaptive:
-            super().step(self.divergences[-1])
+            super().step(average)
