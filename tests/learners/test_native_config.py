@@ -385,7 +385,7 @@ def test_an_unsupported_value_is_rejected_with_its_path(
 
 def test_a_value_out_of_bounds_is_rejected_with_the_file(tmp_path: Path):
     file = write(tmp_path, changed(RSL_RL, "algorithm.gamma", 1.5))
-    with pytest.raises(UserError, match=r"learner.yaml, combined with the flags: --rsl-rl.gamma 1.5 must be between"):
+    with pytest.raises(UserError, match=r"learner.yaml, combined with the flags: --rsl-rl.gamma 1.5 must be at most 1"):
         native("rsl_rl", file)
     native("rsl_rl", file, gamma=0.9)
 

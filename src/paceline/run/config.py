@@ -1,14 +1,14 @@
 """Configuration of a run. It is frozen: run.yaml holds what ran."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import yaml
 from annotated_types import Ge, Gt, Interval, Le
+from pydantic_core import to_jsonable_python
 from tyro.conf import arg
 
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, one_line, unknown
 from paceline.validation import Count, check, from_dict, parse_yaml
 
 MOST_ENVS = 2**24
@@ -82,22 +82,21 @@ class TrainConfig(RunOptions):
         """Return all values that determine the training, by name, such as "num_envs" or "ppo.clip". The GPUs and the
         directory of logs differ from host to host and are left out."""
         found: dict[str, Any] = {}
-        for name, value in _plain(dataclasses.asdict(self)).items():
+        for name, value in to_jsonable_python(self).items():
             name = self.learner if name == "settings" else name
             if name not in ("gpu_ids", "worker_log_dir"):
                 found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
         return found
 
     def to_yaml(self) -> str:
-        values = {"task": self.task, "learner": self.learner} | _plain(dataclasses.asdict(self))
         try:
-            return yaml.safe_dump(values, sort_keys=False)
-        except yaml.representer.RepresenterError as error:
-            value = error.args[1]
+            values = {"task": self.task, "learner": self.learner} | to_jsonable_python(self)
+        except ValueError as error:
             raise UserError(
-                f"task {self.task!r} has an option with a {type(value).__name__} in it ({value!r}), "
-                "which run.yaml cannot hold: options are numbers, strings, and lists of them"
+                f"task {self.task!r} has an option which run.yaml cannot hold: {one_line(error)}; options are numbers, "
+                "strings, and lists of them"
             ) from None
+        return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> "TrainConfig":
@@ -111,10 +110,3 @@ class TrainConfig(RunOptions):
         if "timeout_seconds" in values:
             raise UserError(f"{source} was written by Paceline 0.1: use that version, or train the task again")
         return from_dict(cls, values, source)
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` with tuples as lists, as YAML has them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
