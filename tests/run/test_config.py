@@ -83,7 +83,7 @@ def test_a_wrong_value_is_one_short_line(line: str, message: str):
 
 def test_whole_numbers_and_lists_are_converted_to_the_types_of_the_settings():
     found = config("timeout: 5\nsettings: {hidden: [4, 5], learning_rate: 0.001}\ngpu_ids: []\n")
-    assert (found.timeout, found.gpu_ids, found.settings["hidden"]) == (5.0, (), (4, 5))
+    assert (found.timeout, found.gpu_ids, found.settings["hidden"]) == (5.0, (), [4, 5])
     assert type(found.timeout) is float
 
 

@@ -25,6 +25,18 @@ def _default_hint(default: str) -> str:
     return "" if default in ("None", "") else f"(default: {default})"
 
 
+def plain(options: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, as run.yaml holds them: nested dataclasses are dicts, tuples are
+    lists."""
+    try:
+        return to_jsonable_python(options)
+    except ValueError as error:
+        raise UserError(
+            f"an option has a value which run.yaml cannot hold: {one_line(error)}; options are numbers, strings, and "
+            "lists of them"
+        ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options that the command line and run.yaml share."""
@@ -58,10 +70,10 @@ class TrainConfig(RunOptions):
 
     task: str
     env: dict[str, Any]
-    """Options of the task, by field name."""
+    """Options of the task, see `plain`."""
     learner: str = "ppo"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the learner, by field name. A setting that is not here has its default."""
+    """Settings of the learner, see `plain`. A setting that is not here has its default."""
     gpu_ids: tuple[int, ...] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each. Empty means the CPU."""
     num_envs: EnvCount = field(default=64, kw_only=True)
@@ -82,21 +94,14 @@ class TrainConfig(RunOptions):
         """Return all values that determine the training, by name, such as "num_envs" or "ppo.clip". The GPUs and the
         directory of logs differ from host to host and are left out."""
         found: dict[str, Any] = {}
-        for name, value in to_jsonable_python(self).items():
+        for name, value in plain(self).items():
             name = self.learner if name == "settings" else name
             if name not in ("gpu_ids", "worker_log_dir"):
                 found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
         return found
 
     def to_yaml(self) -> str:
-        try:
-            values = {"task": self.task, "learner": self.learner} | to_jsonable_python(self)
-        except ValueError as error:
-            raise UserError(
-                f"task {self.task!r} has an option which run.yaml cannot hold: {one_line(error)}; options are numbers, "
-                "strings, and lists of them"
-            ) from None
-        return yaml.safe_dump(values, sort_keys=False)
+        return yaml.safe_dump({"task": self.task, "learner": self.learner} | plain(self), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> "TrainConfig":
