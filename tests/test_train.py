@@ -139,7 +139,7 @@ def test_a_damaged_best_checkpoint_does_not_prevent_a_resume(tmp_path: Path):
 
 
 def test_options_that_run_yaml_cannot_hold_leave_no_directory(tmp_path: Path):
-    config = dataclasses.replace(CONFIG, env={"model": Path("robot.xml")})
+    config = dataclasses.replace(CONFIG, env={"dtype": torch.float32})
     with pytest.raises(UserError, match=r"which run\.yaml cannot hold"):
         train(config, RunDir(tmp_path / "run"), QUIET)
     assert not list(tmp_path.iterdir())

@@ -6,31 +6,43 @@ The allowed range of an option is part of the type of its field, for example `ho
 
 import dataclasses
 import json
-import math
+import re
 import reprlib
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from inspect import isfunction
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, get_args, get_type_hints
 
 import yaml
-from annotated_types import Ge, Gt, Interval, Le
-from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
+from annotated_types import Ge, Gt, Interval, Le, MinLen
+from pydantic import AfterValidator, ConfigDict, FiniteFloat, TypeAdapter, ValidationError, with_config
+from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from paceline.errors import UserError, one_line, unknown
 
 LARGEST_COUNT = 2**31
-# Range of a float without another constraint. Larger numbers are not useful in float32 physics.
 LARGEST_NUMBER = 1e9
-_UNCONSTRAINED = Interval(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
+"""Largest float in the options of a task. Larger numbers are not useful in float32 physics."""
 _WIDEST_LAYER, _MOST_WEIGHTS = 2**13, 2**24
 # The configuration of a run has a few thousand bytes. Parsing a million bytes takes seconds.
 _LARGEST_FILE = 2**20
 _MOST_BITS = 64
+# Phrases of pydantic's error messages, and the texts that replace them.
+_WORDING = {
+    r"^\w+ should": "must",
+    r"^Value error, ": "",
+    r"greater than or equal to": "at least",
+    r"greater than": "above",
+    r"less than or equal to": "at most",
+    r" after validation": "",
+    r"a valid integer": "a whole number",
+    r"a valid boolean": "true or false",
+    r"a valid (array|tuple)": "a list",
+    r"an? (valid )?(object|dictionary)": "a mapping",
+    r"a valid ": "a ",
+}
 
 
 def read_text(file: Path) -> str:
@@ -59,7 +71,10 @@ def parse_json(text: str) -> dict[str, Any]:
 def _parse(text: str, load: Callable[[str], Any]) -> Any:
     try:
         values = load(text)
-        _check_numbers(values)
+        for _, value in _leaves(values, ""):
+            # Neither torch nor float can represent larger integers.
+            if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+                raise ValueError(f"it has a number of {value.bit_length()} bits, more than {_MOST_BITS}")
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except Exception as error:
@@ -75,36 +90,68 @@ class _TreeLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _check_numbers(value: Any) -> None:
-    """Raise ValueError for integers that neither torch nor float can represent."""
-    items = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
-    for item in items:
-        _check_numbers(item)
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise ValueError(f"it has a number of {value.bit_length()} bits, more than {_MOST_BITS}")
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield all keys and values in nested dicts, lists and tuples, each with the name of the value that holds it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield name, key
+            yield from _leaves(item, f"{name}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item, name)
+    else:
+        yield name, value
 
 
 def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
     """Return a dataclass with the given plain values, for example from YAML. Raise UserError for an unknown key, with
-    the nearest valid one, for a missing key and for a value of the wrong type."""
-    known, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
-    converted = {}
-    for key, plain in values.items():
-        if key not in known:
-            raise UserError(f"{source}: {unknown('key', str(key), known)}")
-        try:
-            converted[key] = _convert(plain, hints[key], f"{source}: {key}")
-            check_type(converted[key], hints[key], collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
-        except RecursionError:
-            raise UserError(f"{source}: {key} contains itself, or is nested too deeply") from None
-        except TypeCheckError as error:
-            raise UserError(f"{source}: {key} is {shown(plain)}, but {one_line(error)}") from None
-        if _bool_for_number(converted[key], hints[key]):
-            raise UserError(f"{source}: {key} is {shown(plain)}, but must be a number")
-    missing = [name for name, f in known.items() if name not in values and is_required(f)]
-    if missing:
-        raise UserError(f"{source}: no value for {', '.join(missing)}")
-    return kind(**converted)
+    the nearest valid one, for a missing key and for a value that its type does not allow."""
+    try:
+        # YAML has the types of JSON. From JSON, pydantic's strict mode accepts arrays for tuples and objects for
+        # dataclasses, but neither strings nor bools for numbers.
+        found = _fields(kind).validate_json(to_json(values, inf_nan_mode="constants"), strict=True)
+    except ValidationError as error:
+        raise _user_error(error, kind, f"{source}: ") from None
+    except ValueError as error:
+        raise UserError(f"{source}: {one_line(error)}") from None
+    return kind(**found)
+
+
+def check(instance: Any, prefix: str) -> None:
+    """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
+    names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too."""
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    try:
+        _fields(type(instance)).validate_python(values)
+    except ValidationError as error:
+        raise _user_error(error, type(instance), prefix) from None
+
+
+def check_options(task: Any) -> None:
+    """Check the options of a task, see `check`. In addition, all floats must be between -1e9 and 1e9."""
+    check(task, "--env.")
+    for name, value in _leaves(dataclasses.asdict(task), "--env"):
+        if isinstance(value, float) and not abs(value) <= LARGEST_NUMBER:
+            flag = name.replace("_", "-")
+            raise UserError(f"{flag} {value:g} must be between {-LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}")
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise UserError if a value violates the constraints of the type `hint`."""
+    try:
+        TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise _user_error(error, object, name) from None
+
+
+@cache
+def _fields(kind: type) -> TypeAdapter[Any]:
+    """Return the validator of the fields of a dataclass. It creates no instance of the dataclass, whose `__post_init__`
+    may call `check`."""
+    hints = get_type_hints(kind, include_extras=True)
+    types = {f.name: hints[f.name] if is_required(f) else NotRequired[hints[f.name]] for f in dataclasses.fields(kind)}
+    config = ConfigDict(extra="forbid", revalidate_instances="always", arbitrary_types_allowed=True)
+    return TypeAdapter(with_config(config)(TypedDict(kind.__name__, types)))  # pyright: ignore[reportArgumentType]
 
 
 def is_required(field: dataclasses.Field) -> bool:
@@ -112,54 +159,35 @@ def is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _convert(value: Any, hint: Any, source: str) -> Any:
-    """Convert lists and dicts to the containers of a type, because YAML has neither tuples nor dataclasses. A list
-    becomes a tuple unless the type is a list. The caller checks that the result has the type."""
-    if get_origin(hint) in (Union, UnionType):
-        return _convert_to_one_of(value, get_args(hint), source)
-    if isinstance(value, dict):
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            return from_dict(hint, value, source)
-        item = get_args(hint)[1] if len(get_args(hint)) == 2 else Any
-        return {key: _convert(each, item, source) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        types = _item_types(hint, len(value))
-        items = [_convert(each, item, source) for each, item in zip(value, types, strict=True)]
-        if _is_named_tuple(hint) and len(items) == len(hint._fields):
-            return hint(*items)
-        return items if list in (hint, get_origin(hint)) else tuple(items)
-    # YAML writes a float without a fraction as a whole number.
-    return float(value) if type(value) is int and hint is float else value
+def _user_error(error: ValidationError, kind: Any, prefix: str) -> UserError:
+    """Return the error of the first invalid field of the dataclass `kind`. It names the field after `prefix`, its value
+    and the allowed values."""
+    # A misspelled key is also a missing one.
+    errors = sorted(error.errors(include_url=False), key=lambda each: each["type"] == "missing")
+    first, path, names = errors[0], errors[0]["loc"], list[str]()
+    for part in map(str, path):
+        # The other parts are indices of items and alternatives of unions.
+        if hint := get_type_hints(kind).get(part):
+            names.append(part)
+            kind = next(filter(dataclasses.is_dataclass, (hint, *get_args(hint))), kind)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        groups, choices = "".join(f"{name}: " for name in names), [f.name for f in dataclasses.fields(kind)]
+        return UserError(f"{prefix}{groups}{unknown('key', str(path[-1]), choices)}")
+    if first["type"] == "missing":
+        return UserError(f"{prefix}no value for {'.'.join(map(str, path))}")
+    name, value, depth = prefix + ".".join(names), shown(first["input"]), len(names)
+    # Each alternative of a union has an error for the same value.
+    same = (each for each in errors if each["loc"][:depth] == path[:depth] and shown(each["input"]) == value)
+    allowed = " or ".join(dict.fromkeys(_reworded(each["msg"]) for each in same))
+    if prefix.startswith("--"):
+        name, value = name.replace("_", "-"), value.removesuffix(".0")
+    return UserError(f"{name} {value} {allowed}")
 
 
-def _convert_to_one_of(value: Any, hints: tuple[Any, ...], source: str) -> Any:
-    """Convert a value to the first of several types that it fits, or return it unchanged."""
-    for hint in hints:
-        with suppress(UserError, TypeCheckError):
-            return check_type(_convert(value, hint, source), hint)
-    return value
-
-
-def _item_types(hint: Any, count: int) -> tuple[Any, ...]:
-    """Return the type of each item of a list or tuple; `Any` if the type of the container does not specify it."""
-    if _is_named_tuple(hint):
-        types = tuple(get_type_hints(hint, include_extras=True).values())
-    elif get_origin(hint) is tuple and get_args(hint)[-1:] != (...,):
-        types = get_args(hint)
-    else:
-        types = get_args(hint)[:1] * count
-    return types if len(types) == count else (Any,) * count
-
-
-def _is_named_tuple(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
-
-
-def _bool_for_number(value: Any, hint: Any) -> bool:
-    """Return whether a value has a bool in place of a number. typeguard accepts it: bool is a subclass of int."""
-    kinds = (hint, *get_args(hint))
-    items = value if isinstance(value, tuple) else (value,)
-    return any(isinstance(item, bool) for item in items) and bool not in kinds and (int in kinds or float in kinds)
+def _reworded(message: str) -> str:
+    for pattern, text in _WORDING.items():
+        message = re.sub(pattern, text, message)
+    return message
 
 
 def shown(value: Any) -> str:
@@ -169,98 +197,30 @@ def shown(value: Any) -> str:
     return short.repr(value)
 
 
-def check(instance: Any, prefix: str, bounded: bool = False) -> None:
-    """Raise UserError for the first field of a dataclass whose value violates the constraints in its type. The error
-    names the option, which is `prefix` + name. Items of tuples and fields of nested dataclasses are checked too. A
-    float without constraints, or with `bounded` every float, must be between -1e9 and 1e9."""
-    hints = get_type_hints(type(instance), include_extras=True)
-    for field in dataclasses.fields(instance):
-        flag = f"{prefix}{field.name.replace('_', '-')}"
-        check_value(flag, getattr(instance, field.name), hints[field.name], bounded)
-
-
-def check_options(task: Any) -> None:
-    """Check the options of a task, see `check`."""
-    check(task, "--env.", bounded=True)
-
-
-def check_value(flag: str, value: Any, hint: Any, bounded: bool = False) -> None:
-    """Raise UserError if a value violates the constraints of the type `hint`. A constraint is one of annotated_types,
-    or a function that raises UserError for a flag and a value that is not allowed."""
-    if value is None:
-        return
-    plain, constraints = _constraints(hint)
-    for constraint in constraints:
-        if isfunction(constraint):
-            constraint(flag, value)
-        else:
-            _check_number(flag, value, constraint)
-    if dataclasses.is_dataclass(value):
-        check(value, f"{flag}.", bounded)
-    elif isinstance(value, (tuple, list)):
-        for item, item_hint in zip(value, _item_types(plain, len(value)), strict=True):
-            check_value(flag, item, item_hint, bounded)
-    elif isinstance(value, float) and (bounded or not constraints):
-        _check_number(flag, value, _UNCONSTRAINED)
-
-
-def _constraints(hint: Any) -> tuple[Any, list[Any]]:
-    """Return a type without `Annotated` and `| None`, and the constraints that annotate it."""
-    arguments = get_args(hint)
-    if get_origin(hint) is Annotated:
-        plain, inner = _constraints(arguments[0])
-        known = (Ge, Gt, Interval, Le)
-        return plain, inner + [item for item in arguments[1:] if isfunction(item) or isinstance(item, known)]
-    if get_origin(hint) in (Union, UnionType) and len(arguments) == 2 and type(None) in arguments:
-        return _constraints(next(argument for argument in arguments if argument is not type(None)))
-    return hint, []
-
-
-def _check_number(flag: str, value: float, constraint: Any) -> None:
-    """Compare a number with a constraint of annotated_types. NaN and infinity violate every constraint."""
-    gt, ge, le = (getattr(constraint, name, None) for name in ("gt", "ge", "le"))
-    above_minimum = (gt is None or value > gt) and (ge is None or value >= ge)
-    if above_minimum and (le is None or value <= le) and (isinstance(value, int) or math.isfinite(value)):
-        return
-    if le is None:
-        allowed = f"be above {gt:g}" if gt is not None else f"be at least {ge:g}" if ge else "not be negative"
-        allowed += ", and finite" * isinstance(value, float)
-    else:
-        allowed = f"be between {_short(ge)} and {_short(le)}" if ge is not None else f"be at most {_short(le)}"
-    raise UserError(f"{flag} {_short(value)} must {allowed}")
-
-
-def _short(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"
-
-
-def _check_widths(flag: str, value: tuple[int, ...]) -> None:
-    given = " ".join(map(str, value[:20]))
-    if not value or min(value) < 1:
-        raise UserError(f"{flag} {given} is not a list of widths: give for example 64 64")
-    if max(value) > _WIDEST_LAYER:
-        raise UserError(f"{flag} {given}: a layer has at most {_WIDEST_LAYER} units")
-    weights = sum(before * after for before, after in pairwise(value))
+def _check_weights(widths: tuple[int, ...]) -> tuple[int, ...]:
+    weights = sum(before * after for before, after in pairwise(widths))
     if weights > _MOST_WEIGHTS:
-        raise UserError(f"{flag} {given} are {weights} weights between hidden layers: at most {_MOST_WEIGHTS}")
+        raise ValueError(f"are {weights} weights between hidden layers: at most {_MOST_WEIGHTS}")
+    return widths
 
 
-def _check_order(flag: str, value: tuple[float, float]) -> None:
-    low, high = value
-    if low > high:
-        raise UserError(f"{flag} {low:g} {high:g} must be a minimum and a maximum")
+def _check_order(limits: tuple[float, float]) -> tuple[float, float]:
+    if limits[0] > limits[1]:
+        raise ValueError("must be a minimum and a maximum")
+    return limits
 
 
 Count = Annotated[int, Ge(1), Le(LARGEST_COUNT)]
 PerIteration = Annotated[int, Ge(1), Le(2**16)]
 """Number of steps, epochs or minibatches per iteration."""
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-UnitInterval = Annotated[float, Interval(ge=0, le=1)]
-PhysicsRate = Annotated[float, Interval(ge=1.0, le=1e5)]
+Bounded = Annotated[float, Interval(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Positive = Annotated[FiniteFloat, Gt(0)]
+NonNegative = Annotated[FiniteFloat, Ge(0)]
+UnitInterval = Annotated[FiniteFloat, Interval(ge=0, le=1)]
+PhysicsRate = Annotated[FiniteFloat, Interval(ge=1.0, le=1e5)]
 """Number of physics steps per second."""
-Range = Annotated[tuple[float, float], _check_order]
+Range = Annotated[tuple[float, float], AfterValidator(_check_order)]
 """Minimum and maximum of a range."""
-NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], _check_order]
-LayerWidths = Annotated[tuple[int, ...], _check_widths]
+NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], AfterValidator(_check_order)]
+LayerWidths = Annotated[tuple[Annotated[int, Ge(1), Le(_WIDEST_LAYER)], ...], MinLen(1), AfterValidator(_check_weights)]
 """Widths of the hidden layers of a network."""

@@ -39,7 +39,7 @@ BAD = {
     "no envs": (["train", "cartpole", "--num-envs", "0"], ["--num-envs 0", "at least 1"]),
     "negative iterations": (["train", "cartpole", "--max-iterations", "-3"], ["--max-iterations -3", "at least 1"]),
     "uneven minibatches": (["train", "cartpole", "--ppo.minibatches", "7"], ["--ppo.minibatches 7", "divide"]),
-    "bad discount": (["train", "cartpole", "--ppo.discount", "1.5"], ["--ppo.discount 1.5", "between 0 and 1"]),
+    "bad discount": (["train", "cartpole", "--ppo.discount", "1.5"], ["--ppo.discount 1.5", "at most 1"]),
     "negative seed": (["train", "cartpole", "--seed", "-1"], ["--seed -1"]),
     "too many envs": (["train", "cartpole", "--num-envs", "2000000000"], ["--num-envs 2000000000", "at most"]),
     "a value that is not a number": (["train", "cartpole", "--num-envs", "many"], ["--num-envs", "'many'"]),
@@ -158,12 +158,12 @@ def test_network_sizes_cannot_change_on_resume(tmp_path: Path, tiny_run: Path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("num_envs: abc", "num_envs is 'abc'"),
-        ("seed: 1.5", "seed is 1.5"),
-        ("gpu_ids: 0", "gpu_ids is 0"),
+        ("num_envs: abc", "num_envs 'abc' must be a whole number"),
+        ("seed: 1.5", "seed 1.5 must be a whole number"),
+        ("gpu_ids: 0", "gpu_ids 0 must be a list"),
         ("nun_envs: 4", "did you mean 'num_envs'"),
-        ("settings: {activation: gelu}", "activation is 'gelu'"),
-        ("settings: 3", "settings is 3"),
+        ("settings: {activation: gelu}", "activation 'gelu' must be 'elu', 'relu' or 'tanh'"),
+        ("settings: 3", "settings 3 must be a mapping"),
         ("task: [", "not valid YAML"),
     ],
 )

@@ -118,7 +118,7 @@ def test_worker_logs_are_in_the_given_directory(
     ("argv", "message"),
     [
         (["--ranks", "0"], "--ranks 0 must be at least 1"),
-        (["--max-restarts", "-1"], "must not be negative"),
+        (["--max-restarts", "-1"], "must be at least 0"),
         (["--hosts", "a", "b"], "--launcher torchrunx"),
         (["--launcher", "torchrunx", "--max-restarts", "1"], "--launcher elastic"),
         (["--timeout", "0"], "--timeout 0 must be above 0"),

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from paceline.errors import UserError
-from paceline.learners.learner import LEARNERS
+from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rsl_rl.settings import RslRlSettings
@@ -170,8 +170,7 @@ def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path)
     same = run(tmp_path / "same", learner, settings, 4, resume=True)
     changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
     assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
-    stored = RunDir(tmp_path / "changed").config().settings
-    assert stored == asdict(changed)
+    assert settings_of(learner, RunDir(tmp_path / "changed").config().settings) == changed
 
 
 @pytest.mark.parametrize("learner", LEARNERS)

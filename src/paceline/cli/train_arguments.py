@@ -20,7 +20,7 @@ from paceline.errors import UserError, unknown
 from paceline.learners import native_config
 from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.settings import Settings, flag
-from paceline.run.config import RunOptions, TrainConfig, option
+from paceline.run.config import RunOptions, TrainConfig, option, plain
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.validation import Count, from_dict
@@ -204,8 +204,8 @@ def _num_envs(arguments: TrainArguments, gpu_ids: tuple[int, ...]) -> int:
 def _config(arguments: Any, stored: TrainConfig | None) -> TrainConfig:
     shared = {f.name for f in dataclasses.fields(TrainConfig)} & set(vars(arguments))
     values = {name: getattr(arguments, name) for name in shared}
-    values["env"] = dataclasses.asdict(arguments.env)
-    values["settings"] = dataclasses.asdict(getattr(arguments, _field_of(LEARNERS[arguments.learner].settings)))
+    values["env"] = plain(arguments.env)
+    values["settings"] = plain(getattr(arguments, _field_of(LEARNERS[arguments.learner].settings)))
     values["gpu_ids"] = _gpu_ids(arguments)
     values["num_envs"] = _num_envs(arguments, values["gpu_ids"])
     if stored and values["num_envs"] != stored.num_envs and arguments.total_envs == stored.total_envs:

@@ -1,14 +1,14 @@
 """Configuration of a run. It is frozen: run.yaml holds what ran."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import yaml
 from annotated_types import Ge, Gt, Interval, Le
+from pydantic_core import to_jsonable_python
 from tyro.conf import arg
 
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, one_line, unknown
 from paceline.validation import Count, check, from_dict, parse_yaml
 
 MOST_ENVS = 2**24
@@ -23,6 +23,18 @@ def option(metavar: str) -> Any:
 
 def _default_hint(default: str) -> str:
     return "" if default in ("None", "") else f"(default: {default})"
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, as run.yaml holds them: nested dataclasses are dicts, tuples are
+    lists."""
+    try:
+        return to_jsonable_python(options)
+    except ValueError as error:
+        raise UserError(
+            f"an option has a value which run.yaml cannot hold: {one_line(error)}; options are numbers, strings, and "
+            "lists of them"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +70,10 @@ class TrainConfig(RunOptions):
 
     task: str
     env: dict[str, Any]
-    """Options of the task, by field name."""
+    """Options of the task, see `plain`."""
     learner: str = "ppo"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the learner, by field name. A setting that is not here has its default."""
+    """Settings of the learner, see `plain`. A setting that is not here has its default."""
     gpu_ids: tuple[int, ...] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each. Empty means the CPU."""
     num_envs: EnvCount = field(default=64, kw_only=True)
@@ -82,22 +94,14 @@ class TrainConfig(RunOptions):
         """Return all values that determine the training, by name, such as "num_envs" or "ppo.clip". The GPUs and the
         directory of logs differ from host to host and are left out."""
         found: dict[str, Any] = {}
-        for name, value in _plain(dataclasses.asdict(self)).items():
+        for name, value in plain(self).items():
             name = self.learner if name == "settings" else name
             if name not in ("gpu_ids", "worker_log_dir"):
                 found |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
         return found
 
     def to_yaml(self) -> str:
-        values = {"task": self.task, "learner": self.learner} | _plain(dataclasses.asdict(self))
-        try:
-            return yaml.safe_dump(values, sort_keys=False)
-        except yaml.representer.RepresenterError as error:
-            value = error.args[1]
-            raise UserError(
-                f"task {self.task!r} has an option with a {type(value).__name__} in it ({value!r}), "
-                "which run.yaml cannot hold: options are numbers, strings, and lists of them"
-            ) from None
+        return yaml.safe_dump({"task": self.task, "learner": self.learner} | plain(self), sort_keys=False)
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> "TrainConfig":
@@ -111,10 +115,3 @@ class TrainConfig(RunOptions):
         if "timeout_seconds" in values:
             raise UserError(f"{source} was written by Paceline 0.1: use that version, or train the task again")
         return from_dict(cls, values, source)
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` with tuples as lists, as YAML has them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -20,7 +20,7 @@ from paceline.learners.networks import Policy
 from paceline.learners.rsl_rl.external_policy import load_external_policy
 from paceline.learners.settings import Settings
 from paceline.run import checkpoint
-from paceline.run.config import TrainConfig
+from paceline.run.config import TrainConfig, plain
 from paceline.run.directory import RunDir
 from paceline.sim.simulation import choose_engine
 from paceline.tasks import registry
@@ -36,11 +36,11 @@ def resolve(config: TrainConfig) -> tuple[TrainConfig, Settings]:
         raise unknown("learner", config.learner, LEARNERS)
     entry, kind = registry.find(config.task), LEARNERS[config.learner]
     kind.check_installed()
-    defaults = dataclasses.asdict(kind.settings.from_training(entry.training))
+    defaults = plain(kind.settings.from_training(entry.training))
     settings = settings_of(config.learner, defaults | config.settings)
     settings.check()
     task = _task(config)
-    return dataclasses.replace(config, env=dataclasses.asdict(task), settings=dataclasses.asdict(settings)), settings
+    return dataclasses.replace(config, env=plain(task), settings=plain(settings)), settings
 
 
 def _task(config: TrainConfig) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.learners.settings import Settings, derived, translated
-from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
+from paceline.validation import Bounded, LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SkrlSettings(Settings):
     mini_batches: PerIteration = translated("minibatches")
     layers: LayerWidths = translated("hidden_layers")
     activations: Literal["elu", "relu", "tanh"] = translated("activation")
-    initial_log_std: float = translated(lambda task: math.log(task.initial_std))
+    initial_log_std: Bounded = translated(lambda task: math.log(task.initial_std))
     """Natural logarithm of the initial standard deviation of the action noise."""
     learning_rate: Positive = translated("learning_rate")
     learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = translated(
