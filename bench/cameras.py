@@ -25,14 +25,14 @@ import warp as wp
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cameras.camera import Camera, add_cameras, look_at, stream_spec
+from paceline.cameras.camera import Camera, Stream, add_cameras, look_at, stream_spec
 from paceline.cameras.gpu_renderer import GpuRenderer
 from paceline.cameras.scene import MESH, bake_colors
 from paceline.sim.warp_sim import WarpSim, on_torch_stream
 from paceline.tasks import registry
 from paceline.tensors.graph import capture
 
-STREAMS = ("rgb", "depth", "segmentation")
+STREAMS: tuple[Stream, ...] = ("rgb", "depth", "segmentation")
 TASKS = ("go1-velocity", "shadow-hand-repose")
 # Position of the camera, and the point that it looks at.
 VIEW = (0.9, -0.9, 0.7), (0.0, 0.0, 0.25)
@@ -103,7 +103,8 @@ def plain(model: mujoco.MjModel) -> mujoco.MjModel:
 
 def measure(sim: WarpSim, size: int, detail: float, repeats: int, peer: dict[str, np.ndarray]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for streams in (("rgb",), STREAMS):
+    choices: tuple[tuple[Stream, ...], ...] = (("rgb",), STREAMS)
+    for streams in choices:
         camera = Camera(width=size, height=size, streams=streams, far=100.0, depth_dtype="float32", mesh_detail=detail)
         renderer = GpuRenderer(sim.model.camera(0).name, camera, sim, {})
         images = {}

@@ -105,8 +105,8 @@ class Task:
         raise NotImplementedError
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
-        """Return the observation groups, each [env, n]: "policy", and "critic" if the critic observes more. If the policy
-        observes only images, there is no group "policy"."""
+        """Return the observation groups, each [env, n]: "policy", and "critic" if the critic observes more. A policy
+        that observes only images needs no group "policy"."""
         raise NotImplementedError
 
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:

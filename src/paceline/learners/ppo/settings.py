@@ -13,6 +13,10 @@ class PpoSettings(Settings):
     """Settings of the native PPO."""
 
     flags: ClassVar[str] = "ppo"
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("hidden", "activation", "initial_std", "normalize_observations"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+    )
 
     horizon: PerIteration = translated("horizon")
     epochs: PerIteration = translated("epochs")
