@@ -140,6 +140,7 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
         _refuse(task, "reward(state, terminated) is empty, but must have at least one term: {'alive': ...}")
     metrics = check.tensors("metrics(state)", task.metrics(state))
     check.tensor("push_velocity(state)", task.push_velocity(state), nv=model.nv)
+    check.tensor("mocap_pos(state)", task.mocap_pos(state), nmocap=model.nmocap, n=3)
     return terms, metrics
 
 
