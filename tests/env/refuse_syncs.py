@@ -200,6 +200,12 @@ def _push_velocity(self: Any, state: EnvState) -> Tensor:
     return _checked("push_velocity", change, tuple(state.qvel.shape))
 
 
+def _mocap_pos(self: Any, state: EnvState) -> Tensor:
+    with self.guard("mocap_pos", state):
+        positions = self._task.mocap_pos(state)
+    return _checked("mocap_pos", positions, tuple(state.sim.mocap_pos.shape))
+
+
 def _metrics(self: Any, state: EnvState) -> dict[str, Tensor]:
     with self.guard("metrics", state):
         metrics = self._task.metrics(state)
@@ -208,7 +214,13 @@ def _metrics(self: Any, state: EnvState) -> dict[str, Tensor]:
     return metrics
 
 
-HOOKS = {"update_state": _update_state, "resample": _resample, "push_velocity": _push_velocity, "metrics": _metrics}
+HOOKS = {
+    "update_state": _update_state,
+    "resample": _resample,
+    "push_velocity": _push_velocity,
+    "mocap_pos": _mocap_pos,
+    "metrics": _metrics,
+}
 
 
 def guarded(task: Task) -> GuardedTask:

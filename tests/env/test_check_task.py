@@ -300,6 +300,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
         broken(Lively, push_velocity=lambda task, state: state.qvel[:, 0]),
         "push_velocity(state) is a float32 tensor of shape [4], but must be a float32 tensor of shape [env, nv], here",
     ),
+    "a flat goal": (
+        broken(Drift, mocap_pos=lambda task, state: state.qpos),
+        "mocap_pos(state) is a float32 tensor of shape [4, 1], but must be a float32 tensor of shape [env, nmocap, n]",
+    ),
 }
 
 

@@ -151,6 +151,7 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
                 _refuse(task, f"{unknown('reward term', name, known)}, or add a weight {name!r} to `rewards`")
     metrics = check.tensors("metrics(state)", task.metrics(state))
     check.tensor("push_velocity(state)", task.push_velocity(state), nv=model.nv)
+    check.tensor("mocap_pos(state)", task.mocap_pos(state), nmocap=model.nmocap, n=3)
     return terms, metrics
 
 

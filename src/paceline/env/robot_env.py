@@ -78,6 +78,8 @@ class RobotEnv:
         self._observe = graph.fuse(self._observe_and_store, self.device)
         pushes = overrides(task, "push_velocity")
         self._push = graph.fuse(lambda: task.push_velocity(state), self.device) if pushes else None
+        moves_mocap = overrides(task, "mocap_pos")
+        self._move_mocap = graph.fuse(self._set_mocap_pos, self.device) if moves_mocap else None
 
         self.log_names = ("length", "return", *(f"reward/{n}" for n in terms), *(f"measure/{n}" for n in metrics))
         self._num_metrics = len(metrics)
@@ -119,6 +121,8 @@ class RobotEnv:
         self.sim.reset(done, qpos, qvel)
         if self._push:
             self.sim.push(self._push())
+        if self._move_mocap:
+            self._move_mocap()
         self.sim.sense()
         return Step(self._observe() | self._render(), *outcome)
 
@@ -181,6 +185,8 @@ class RobotEnv:
         for history in self._histories.values():
             history.reset(everywhere, samples.delay)
         self.sim.reset(everywhere, reset.qpos, reset.qvel)
+        if self._move_mocap:
+            self._move_mocap()
         self.sim.sense()
 
     def _render(self) -> dict[str, Tensor]:
@@ -200,6 +206,9 @@ class RobotEnv:
         self.env_state.action.copy_(actions)
         self.sim.ctrl.copy_(self.task.control(self.env_state))
         self._episode_step += 1
+
+    def _set_mocap_pos(self) -> None:
+        self.sim.mocap_pos.copy_(self.task.mocap_pos(self.env_state))
 
     def _evaluate_step(self, samples: _Samples) -> tuple[tuple[Any, ...], Tensor, Tensor, Tensor]:
         """Return the fields of `Step` except `obs`, the envs whose episode ended, and their initial qpos and qvel."""

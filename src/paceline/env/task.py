@@ -163,6 +163,11 @@ class Task:
         """Return the change of velocity that is applied after a control step, [env, nv]; zero for no push."""
         return torch.zeros_like(state.qvel)
 
+    def mocap_pos(self, state: EnvState) -> Tensor:
+        """Return the positions of the mocap bodies, such as a goal that cameras show, [env, nmocap, 3]. It is called
+        after every reset and control step, before sensors are updated."""
+        return state.sim.mocap_pos
+
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         """Return numbers of the latest control step to log, such as a tracking error, each [env]. The log has their
         means over an episode."""

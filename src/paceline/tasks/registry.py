@@ -21,6 +21,7 @@ _BUILT_IN = {
     "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
     "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",
     "humanoid": "paceline.tasks.locomotion:HUMANOID",
+    "reach": "paceline.tasks.reach:ENTRY",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
 

@@ -91,7 +91,9 @@ def test_packed_samples_keep_names_and_dtypes(alignment: int):
     assert found.obs.keys() == samples.obs.keys()
     for name, group in samples.obs.items():
         assert found.obs[name].dtype == group.dtype
-        assert torch.equal(found.obs[name], group.flatten(0, 1)[index])
+        expected = group.flatten(0, 1)[index]
+        # Images are packed with the channels last.
+        assert torch.equal(found.obs[name], expected.permute(0, 3, 1, 2) if expected.dim() == 4 else expected)
     for one, other in zip(found[1:], samples[1:], strict=True):
         assert isinstance(one, Tensor)
         assert isinstance(other, Tensor)
