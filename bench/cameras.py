@@ -102,30 +102,37 @@ def plain(model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 def measure(sim: WarpSim, size: int, detail: float, repeats: int, peer: dict[str, np.ndarray]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    choices: tuple[tuple[Stream, ...], ...] = (("rgb",), STREAMS)
-    for streams in choices:
-        camera = Camera(width=size, height=size, streams=streams, far=100.0, depth_dtype="float32", mesh_detail=detail)
-        renderer = GpuRenderer(sim.model.camera(0).name, camera, sim, {})
-        images = {}
-        for stream in streams:
-            spec = stream_spec(camera, stream)
-            image = torch.zeros(sim.num_envs, spec.channels, size, size, dtype=spec.dtype, device=sim.device)
-            images[stream] = image.contiguous(memory_format=torch.channels_last)
-        due = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
-        replay = capture(lambda r=renderer, i=images, d=due: r.render(i, d), sim.device, warp=True)
-        found["+".join(streams)] = sim.num_envs / rates.seconds_per_call(replay, sim.device, repeats)
+    """Return the rates of rgb alone and of all streams, and the agreement of the images of env 0 with the peer's."""
+    rgb_only, _, _ = render(sim, size, detail, repeats, ("rgb",))
+    every, triangles, images = render(sim, size, detail, repeats, STREAMS)
     depth, geom = images["depth"][0, 0].cpu().numpy(), images["segmentation"][0, 0].cpu().numpy()
-    theirs, robot = peer["depth"], peer["geom"] > 0
+    robot = peer["geom"] > 0
     both = robot & (geom >= 0)
-    found |= {
-        "triangles": len(renderer.triangles.triangles),
+    return {
+        "rgb": rgb_only,
+        "+".join(STREAMS): every,
+        "triangles": triangles,
         "segmentation": float((geom == peer["geom"]).mean()),
         # Pixels that show the robot in one image only, as a fraction of the robot's pixels.
         "silhouette": float(((geom > 0) != robot).sum() / max(1, robot.sum())),
-        "depth_mm": 1e3 * float(np.median(np.abs(depth - theirs)[both])) if both.any() else math.nan,
+        "depth_mm": 1e3 * float(np.median(np.abs(depth - peer["depth"])[both])) if both.any() else math.nan,
     }
-    return found
+
+
+def render(
+    sim: WarpSim, size: int, detail: float, repeats: int, streams: tuple[Stream, ...]
+) -> tuple[float, int, dict[str, torch.Tensor]]:
+    """Return the rate, the number of triangles and the images of the GPU renderer."""
+    camera = Camera(width=size, height=size, streams=streams, far=100.0, depth_dtype="float32", mesh_detail=detail)
+    renderer, images = GpuRenderer(sim.model.camera(0).name, camera, sim, {}), {}
+    for stream in streams:
+        spec = stream_spec(camera, stream)
+        image = torch.zeros(sim.num_envs, spec.channels, size, size, dtype=spec.dtype, device=sim.device)
+        images[stream] = image.contiguous(memory_format=torch.channels_last)
+    due = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
+    replay = capture(lambda: renderer.render(images, due), sim.device, warp=True)
+    rate = sim.num_envs / rates.seconds_per_call(replay, sim.device, repeats)
+    return rate, len(renderer.triangles.triangles), images
 
 
 def measure_mujoco_warp(
