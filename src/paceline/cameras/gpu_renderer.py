@@ -120,8 +120,8 @@ class GpuRenderer:
             wp.launch_tiled(self._kernel, dim=[self._blocks], inputs=[self._arrays], block_dim=self._threads)
 
     def _set(self, **tensors: Tensor) -> None:
-        """Set arguments of the kernel. Fields of the model keep their first dimension, which tells the kernel whether they
-        differ between envs."""
+        """Set arguments of the kernel. The first dimension of a field of the model is kept: it is 1 if the field is the
+        same in all envs."""
         for name, tensor in tensors.items():
             # Warp does not own the memory.
             self._tensors[name] = tensor
