@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, SensorEffects
+from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import EnvState
+from paceline.env.task import EnvState, ResetState
 from paceline.errors import UserError
 from paceline.tasks.cartpole_camera import CartpoleCamera
 
@@ -139,3 +140,28 @@ def test_contradicting_options_are_refused() -> None:
         make_env(near=5.0, far=2.0)
     with pytest.raises(UserError, match="at least one, each once"):
         make_env(streams=("rgb", "rgb"))
+
+
+@dataclass(frozen=True)
+class Randomized(SmallTask):
+    """Cartpole whose camera, colors and lights differ between envs."""
+
+    def randomized_fields(self) -> tuple[Randomization, ...]:
+        return (
+            Randomization("cam_pos", -0.2, 0.2, names="front", how="add"),
+            Randomization("cam_fovy", 0.9, 1.1, names="front"),
+            Randomization("geom_rgba", 0.5, 1.0, names="cart|pole"),
+            Randomization("light_diffuse", 0.5, 1.5),
+            Randomization("light_dir", -0.2, 0.2, how="add"),
+        )
+
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        # All envs start in the same state.
+        return super().reset(state, torch.full_like(uniform, 0.6))
+
+
+def test_pose_intrinsics_colors_and_lights_are_randomized_for_any_number_of_ranks() -> None:
+    together = RobotEnv(Randomized(), 4, seed=9).reset()["front_rgb"]
+    assert len({tuple(image.flatten().tolist()) for image in together}) == 4
+    apart = RobotEnv(Randomized(), 2, seed=9, first_env=2).reset()["front_rgb"]
+    assert torch.equal(apart, together[2:])

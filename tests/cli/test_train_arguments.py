@@ -18,6 +18,7 @@ CPU = ["--gpu-ids", "none"]
         ["cartpole", "--seed", "3"],
         ["--seed", "3", "cartpole"],
         ["--headless", "cartpole", "--seed=3"],
+        ["--enable_cameras", "cartpole", "--seed=3"],
         ["--learner", "ppo", "cartpole", "--seed", "3"],
         ["--seed", "3", "--task", "cartpole"],
         ["--task=cartpole", "--seed=3"],

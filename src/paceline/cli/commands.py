@@ -76,6 +76,8 @@ class PlayArguments(_PolicyArguments):
     """Width of the video in pixels; even, from 16 to 4096."""
     height: int = 480
     """Height of the video in pixels; even, from 16 to 4096."""
+    cameras: Annotated[bool, FlagCreatePairsOff] = False
+    """Record what the cameras of the task see, all streams side by side, instead of a view of the robot."""
     overlay: bool = True
     """Show velocities as arrows and, from a height of 240 pixels, the command and the rewards as text."""
     seed: int = 0

@@ -26,7 +26,7 @@ from paceline.tasks import registry
 from paceline.validation import Count, from_dict
 
 # Options without a value, after which the name of the task may follow.
-_SWITCHES = ("--headless", "--distributed")
+_SWITCHES = ("--headless", "--distributed", "--enable-cameras", "--enable_cameras")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,8 @@ class TrainArguments(RunOptions, Selection):
     """Same as --worker-log-dir, for users of mjlab. The environment variable TORCHRUNX_LOG_DIR takes precedence."""
     headless: Annotated[bool, FlagCreatePairsOff] = False
     """Has no effect, because training never opens a window. Accepted for users of Isaac Lab."""
+    enable_cameras: Annotated[bool, FlagCreatePairsOff] = False
+    """Has no effect, because a task with cameras always renders them. Accepted for users of Isaac Lab."""
     distributed: Annotated[bool, FlagCreatePairsOff] = False
     """Run as a worker of a launcher such as torch.distributed.run, and fail without one."""
 

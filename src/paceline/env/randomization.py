@@ -17,9 +17,10 @@ INDEPENDENT_FIELDS = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
     *("dof_damping", "dof_frictionloss", "jnt_range", "jnt_stiffness"),
     *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange", "opt.gravity"),
+    *("cam_pos", "cam_quat", "cam_fovy", "light_pos", "light_dir", "light_ambient", "light_diffuse", "light_specular"),
 )
 """Fields from which MuJoCo derives no constants. After a change of another field, they are computed again."""
-_OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon")
+_OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon", "cam", "light")
 """Prefixes of the fields that have a row per object."""
 _GRAVITY = "opt.gravity"
 
@@ -29,11 +30,13 @@ class Randomization:
     """A field of the model that is sampled for each env, uniformly from `low` to `high`."""
 
     field: str
-    """Name of the field in MuJoCo: body_mass, geom_friction, actuator_gainprm, dof_armature, ..., or opt.gravity."""
+    """Name of the field in MuJoCo: body_mass, geom_friction, actuator_gainprm, cam_pos, light_dir, ..., or
+    opt.gravity."""
     low: float
     high: float
     names: str = ".*"
-    """Regular expression for the whole names of the bodies, geoms, joints or actuators. Gravity has no names."""
+    """Regular expression for the whole names of the bodies, geoms, joints, cameras or other objects. Gravity has no
+    names."""
     how: Literal["scale", "add", "set"] = "scale"
     """Operation on the value of the model. If two randomizations change the same number, the later one counts."""
     column: int | None = None
@@ -148,7 +151,8 @@ def _rows(item: Randomization, model: mujoco.MjModel) -> Tensor:
         values, names = model.opt.gravity[None], ["gravity"]
     elif prefix in _OBJECTS and hasattr(model, item.field):
         values = getattr(model, item.field)
-        kind = getattr(mujoco.mjtObj, "mjOBJ_JOINT" if prefix in ("jnt", "dof") else f"mjOBJ_{prefix.upper()}").value
+        full_name = {"jnt": "joint", "dof": "joint", "cam": "camera"}.get(prefix, prefix)
+        kind = getattr(mujoco.mjtObj, f"mjOBJ_{full_name.upper()}").value
         objects = model.dof_jntid.tolist() if prefix == "dof" else range(len(values))
         names = [mujoco.mj_id2name(model, kind, index) or "" for index in objects]
     else:

@@ -21,6 +21,7 @@ from paceline.run.metrics import ConsoleProgress, EpisodeMeans, open_tensorboard
 from paceline.tasks import registry
 from paceline.tasks.registry import EnvEntry
 from paceline.training.build import check_task, engine_of, load_state, make_env, make_learner
+from paceline.training.image_memory import check_image_memory
 from paceline.training.plan import Plan
 from paceline.training.ranks import Member, describe_device, print_header
 from paceline.validation import shown
@@ -85,6 +86,8 @@ class Session:
         self.env = make_env(self.config, self.rank, self._envs)
         if is_env_entry:
             self._print_header(members)
+        if images := check_image_memory(self.env, self.settings.horizon):
+            self._print(images)
         env = self.env if self.group.is_distributed else cast("VecEnv", _StoppableEnv(self.env, self._interrupts))
         self.learner = make_learner(self.config, env, self.group)
         if self.engine == "warp":

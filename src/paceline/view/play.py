@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
+from paceline.cameras.mosaic import mosaic, to_rgb
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
@@ -52,9 +53,11 @@ def record(
     task: str | None = None,
     activation: str | None = None,
     overlay: bool = True,
+    cameras: bool = False,
 ) -> Recording:
     """Run the policy without exploration noise in one env on the CPU, and write an mp4. The arguments `run`, `task` and
-    `activation` are those of `playable`. With `overlay`, the video shows the command and the rewards."""
+    `activation` are those of `playable`. With `overlay`, the video shows the command and the rewards. With `cameras` it
+    shows the images of the task's cameras."""
     check_format(video, seconds, width, height)
     trained = playable(run, task, activation, seed, renderable=True)
     env, file = trained.env, video or RunDir(trained.folder).videos / f"iteration_{trained.iteration:04d}.mp4"
@@ -63,7 +66,10 @@ def record(
     steps = max(1, round(seconds / env.step_seconds))
     steps_per_frame, rate = frame_rate(env.step_seconds)
     scores = Scores(env)
-    with _renderer(env, width, height, show_arrows=overlay) as render:
+    if cameras and not camera_images(env):
+        raise UserError(f"--cameras: the task {trained.task} has no cameras; leave it out")
+    view = _camera_view(env, width, height) if cameras else _renderer(env, width, height, show_arrows=overlay)
+    with view as render:
         frames = (render() for _ in _run_policy(env, trained.policy, scores, steps, steps_per_frame))
         if overlay and height >= MIN_HEIGHT:
             frames = _with_panel(frames, env, scores, height, float(rate))
@@ -120,6 +126,26 @@ def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterat
             return camera.render(data, arrows.make(command, data) if show_arrows else ())
 
         yield render
+
+
+@contextmanager
+def _camera_view(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.ndarray]]:
+    """Provide a function that returns the images of all cameras of env 0 side by side, scaled to width x height."""
+
+    def render() -> np.ndarray:
+        picture = mosaic(torch.stack(camera_images(env))).permute(1, 2, 0).numpy()
+        return np.asarray(ImageOps.pad(Image.fromarray(picture), (width, height), Image.Resampling.NEAREST))
+
+    yield render
+
+
+def camera_images(env: VecEnv) -> list[torch.Tensor]:
+    """Return the current images of all cameras of env 0 as RGB, each [3, height, width] of the largest size."""
+    specs = {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
+    obs = env.observe() if specs else {}
+    images = [to_rgb(obs[name][0], spec.scale) for name, spec in specs.items()]
+    size = tuple(max((image.shape[axis] for image in images), default=0) for axis in (1, 2))
+    return [torch.nn.functional.interpolate(image[None], size, mode="nearest")[0] for image in images]
 
 
 def _image_of(env: RenderableEnv, width: int, height: int) -> np.ndarray:

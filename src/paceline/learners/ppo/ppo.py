@@ -227,8 +227,8 @@ class Ppo(Learner):
         return obs | {name: images[index].permute(0, 3, 1, 2) for name, images in self._images.items()}
 
     def _choose_actions(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean action, and the action, which differs from it by `noise`. If the critic uses images, return the
-        value too, because both networks share the features."""
+        """Return the mean action, the action, which differs from it by `noise`, and, if the critic uses images, the
+        value, because both networks share the features."""
         vectors = {name: self._normalize(name, obs[name]) for name in self._actor_groups}
         features = self.encoder(obs) if self.encoder else None
         x = vector_input(vectors, self._actor_groups, features)
