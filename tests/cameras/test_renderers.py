@@ -125,3 +125,11 @@ def test_unknown_class_pattern_is_refused() -> None:
     sim = MujocoSim(make_model(), 1)
     with pytest.raises(UserError, match="no geom or body matches 'bal' of class 1"):
         RayRenderer("front", CAMERA, sim, {"bal": 1})
+
+
+def test_a_background_that_is_rendered_once_gives_the_same_images() -> None:
+    sim = MujocoSim(make_model(), 2)
+    sim.reset(torch.tensor([False, True]), sim.qpos + torch.tensor([0.8, 0.6, 0.0, 0, 0, 0, 0]), sim.qvel)
+    sim.sense()
+    once, again = (render(RayRenderer("front", CAMERA, sim, {}, background=each), CAMERA, 2) for each in (True, False))
+    assert all(torch.equal(once[stream], again[stream]) for stream in STREAMS)

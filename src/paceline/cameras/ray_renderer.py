@@ -1,5 +1,6 @@
 """Renderer on the CPU: MuJoCo casts one ray per pixel in all envs, on all cores. It needs neither OpenGL nor Warp."""
 
+import copy
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -23,9 +24,13 @@ _SHADOW_OFFSET = 1e-4
 
 
 class RayRenderer:
-    """Renders one camera of a `MujocoSim`."""
+    """Renders one camera of a `MujocoSim`.
 
-    def __init__(self, name: str, camera: Camera, sim: MujocoSim, classes: Mapping[str, int]):
+    If neither the camera nor the lights move, geoms that cannot move are rendered once. With `background` False, they
+    are rendered in every image.
+    """
+
+    def __init__(self, name: str, camera: Camera, sim: MujocoSim, classes: Mapping[str, int], background: bool = True):
         self._camera, self._sim = camera, sim
         self.scene: Scene = make_scene(sim.model, camera, classes)
         self._index = sim.model.camera(name).id
@@ -43,6 +48,18 @@ class RayRenderer:
         x = (columns - 0.5 * len(columns)) / (0.5 * len(rows))
         y = (0.5 * len(rows) - rows) / (0.5 * len(rows))
         self._grid = np.stack((*np.meshgrid(x, y), np.full((len(rows), len(columns)), -1.0)), axis=-1).reshape(-1, 3)
+        self._background: _Pixels | None = None
+        if background and not camera.shadows and _is_fixed(sim, self._index):
+            self._background = self._render_background(name, classes)
+
+    def _render_background(self, name: str, classes: Mapping[str, int]) -> "_Pixels":
+        """Render the geoms that cannot move, which are the same in all envs."""
+        model = copy.copy(self._sim.model)
+        moving = model.body_weldid[model.geom_bodyid] != 0
+        # Rays ignore geoms without opacity.
+        model.geom_rgba[moving, 3], model.geom_matid[moving] = 0.0, -1
+        renderer = RayRenderer(name, self._camera, MujocoSim(model, 1), classes, background=False)
+        return renderer._pixels(renderer._view(torch.zeros(1, dtype=torch.int64)))
 
     def render(self, images: dict[str, Tensor], due: Tensor) -> None:
         """Render the envs of `due`, bool [env], into `images`, each [env, channel, height, width]."""
@@ -51,26 +68,24 @@ class RayRenderer:
             self._render_envs(images, chunk)
 
     def _render_envs(self, images: dict[str, Tensor], envs: Tensor) -> None:
-        view = self._view(envs)
-        depth, geom, normal = self._cast(view)
+        pixels, far = self._pixels(self._view(envs)), self._camera.far
         shape = (len(envs), self._camera.height * self._samples, self._camera.width * self._samples)
         # Streams other than rgb have one sample per pixel, the first of four.
-        pixels = (slice(None), slice(None, None, self._samples), slice(None, None, self._samples))
-        far = self._camera.far
+        first = (slice(None), slice(None, None, self._samples), slice(None, None, self._samples))
         for stream in self._camera.streams:
             if stream == "rgb":
-                image = self._colors(view, depth, geom, normal).reshape(*shape, 3)
+                image = pixels.color.reshape(*shape, 3)
             elif stream == "depth":
-                image = np.where(geom >= 0, np.minimum(depth, far), far).reshape(shape)[pixels]
+                image = np.where(pixels.geom >= 0, np.minimum(pixels.depth, far), far).reshape(shape)[first]
             elif stream == "distance":
-                length = np.linalg.norm(view.rays, axis=-1)
-                image = np.where(geom >= 0, np.minimum(depth * length, far), far).reshape(shape)[pixels]
+                distance = pixels.depth * np.linalg.norm(self._view(envs).rays, axis=-1)
+                image = np.where(pixels.geom >= 0, np.minimum(distance, far), far).reshape(shape)[first]
             elif stream == "segmentation":
-                image = geom.reshape(shape)[pixels]
+                image = pixels.geom.reshape(shape)[first]
             elif stream == "classes":
-                image = np.where(geom >= 0, self.scene.classes[geom], 0).reshape(shape)[pixels]
+                image = np.where(pixels.geom >= 0, self.scene.classes[pixels.geom], 0).reshape(shape)[first]
             else:
-                image = normal.reshape(*shape, 3)[pixels]
+                image = pixels.normal.reshape(*shape, 3)[first]
             image = torch.from_numpy(image)
             image = image.permute(0, 3, 1, 2) if image.dim() == 4 else image.unsqueeze(1)
             if stream == "rgb" and self._samples > 1:
@@ -78,6 +93,24 @@ class RayRenderer:
             if stream == "rgb":
                 image = image.mul(255.0).add_(0.5)
             images[stream][envs] = image.to(images[stream].dtype)
+
+    def _pixels(self, view: "_View") -> "_Pixels":
+        """Cast the rays of a view and compute their colors, if the camera has the stream rgb."""
+        depth, geom, normal = self._cast(view)
+        behind, back = np.zeros(geom.shape, dtype=bool), self._background
+        if back:
+            # The rays have ignored geoms that cannot move.
+            behind = (geom < 0) | ((back.geom >= 0) & (back.depth < depth))
+            depth, geom = np.where(behind, back.depth, depth), np.where(behind, back.geom, geom)
+            normal = np.where(behind[..., None], back.normal, normal)
+        color = np.zeros((*geom.shape, 3), np.float32)
+        if "rgb" in self._camera.streams:
+            if back:
+                color[...] = back.color
+            else:
+                self._add_sky(color, view, geom < 0)
+            self._add_colors(color, view, depth, geom, normal, (geom >= 0) & ~behind)
+        return _Pixels(depth, geom, normal, color)
 
     def _view(self, envs: Tensor) -> "_View":
         index, ids = self._index, envs.numpy()
@@ -108,21 +141,31 @@ class RayRenderer:
             view.origin[rows] + start[..., None] * rays,
             rays,
             geomgroup=self._groups,
+            flg_static=self._background is None,
             ids=view.envs[rows],
             normal=True,
         )
         # Distances are in units of the length of a ray, which is 1 along the axis of the camera.
         return distance + start, geom, normal
 
-    def _colors(self, view: "_View", depth: np.ndarray, geom: np.ndarray, normal: np.ndarray) -> np.ndarray:
-        """Return the colors of all rays from 0 to 1, float32 [env, ray, 3]."""
-        colors = np.empty((*geom.shape, 3), np.float32)
-        rows, columns = (geom >= 0).nonzero()
-        missed = geom < 0
+    def _add_sky(self, color: np.ndarray, view: "_View", missed: np.ndarray) -> None:
+        """Write the colors of the background for the rays of `missed`, bool [env, ray]."""
         if missed.any():
-            colors[missed] = self._shader.sky(torch.from_numpy(view.rays[missed]).float()).numpy()
+            color[missed] = self._shader.sky(torch.from_numpy(view.rays[missed]).float()).numpy()
+
+    def _add_colors(
+        self,
+        color: np.ndarray,
+        view: "_View",
+        depth: np.ndarray,
+        geom: np.ndarray,
+        normal: np.ndarray,
+        shaded: np.ndarray,
+    ) -> None:
+        """Write the colors from 0 to 1 of the rays of `shaded`, bool [env, ray]."""
+        rows, columns = shaded.nonzero()
         if not len(rows):
-            return colors
+            return
         rays, hit_depth = view.rays[rows, columns], depth[rows, columns]
         pixel = 2.0 * view.tangent / (self._camera.height * self._samples)
         hits = Hits(
@@ -137,8 +180,7 @@ class RayRenderer:
         )
         lit = self._lit(view, hits, rows, columns) if self._camera.shadows else {}
         poses = self._poses["geom_xpos"], self._poses["geom_xmat"]
-        colors[rows, columns] = self._shader.shade(hits, self._appearance(), *poses, lit).numpy()
-        return colors
+        color[rows, columns] = self._shader.shade(hits, self._appearance(), *poses, lit).numpy()
 
     def _lit(self, view: "_View", hits: Hits, rows: np.ndarray, columns: np.ndarray) -> dict[int, Tensor]:
         """Return for each light that casts shadows which hits it reaches, bool [hit]."""
@@ -180,3 +222,27 @@ class _View(NamedTuple):
     """Direction in which the camera looks, [env, 3]."""
     tangent: np.ndarray
     """Tangent of half the vertical field of view, [env]."""
+
+
+class _Pixels(NamedTuple):
+    """What the rays of a view hit."""
+
+    depth: np.ndarray
+    """Distance along the axis of the camera, m, [env, ray]."""
+    geom: np.ndarray
+    """Index of the geom, -1 for none, [env, ray]."""
+    normal: np.ndarray
+    """Unit normal in the world frame, zero for none, [env, ray, 3]."""
+    color: np.ndarray
+    """Color from 0 to 1, float32 [env, ray, 3]; zero without the stream rgb."""
+
+
+def _is_fixed(sim: MujocoSim, camera: int) -> bool:
+    """Return whether the camera and all lights have the same pose in all envs at all times, and no field that changes
+    the appearance differs between envs."""
+    model, fixed = sim.model, mujoco.mjtCamLight.mjCAMLIGHT_FIXED
+    bodies = [model.cam_bodyid[camera], *model.light_bodyid]
+    modes = [model.cam_mode[camera], *model.light_mode]
+    prefixes = ("cam_", "light_", "geom_", "mat_", "body_pos", "body_quat")
+    varied = any(name.startswith(prefixes) for name in sim.per_env_fields)
+    return not varied and all(model.body_weldid[body] == 0 for body in bodies) and all(mode == fixed for mode in modes)

@@ -90,8 +90,13 @@ class Sim(ABC):
         To change it, write in place and call `refresh_constants`, both before `sense`.
         """
         if name not in self._fields:
-            raise KeyError(f"model field {name!r} is not per env; per-env fields are {tuple(self._fields)}")
+            raise KeyError(f"model field {name!r} is not per env; per-env fields are {self.per_env_fields}")
         return self._fields[name]
+
+    @property
+    def per_env_fields(self) -> tuple[str, ...]:
+        """Names of the model fields that differ between envs."""
+        return tuple(self._fields)
 
     def model_field(self, name: str) -> Tensor:
         """Return a field of the model, [env, ...] if it differs between envs, otherwise [1, ...]."""
