@@ -13,15 +13,14 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, ResetState
 from paceline.errors import UserError
 from paceline.tasks.cartpole_camera import CartpoleCamera
-
-SMALL = replace(CartpoleCamera().camera, width=24, height=16, frames=1)
+from tests.cameras.small import SMALL_CAMERA
 
 
 @dataclass(frozen=True)
 class SmallTask(CartpoleCamera):
     """Cartpole with a small camera, and a vector for the critic."""
 
-    camera: Camera = field(default=SMALL)
+    camera: Camera = field(default=SMALL_CAMERA)
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         return {"critic": torch.cat((state.qpos, state.qvel), dim=1)}
@@ -29,7 +28,7 @@ class SmallTask(CartpoleCamera):
 
 def make_env(num_envs: int = 3, **options: Any) -> RobotEnv:
     effects = options.pop("effects", SensorEffects())
-    env = RobotEnv(SmallTask(camera=replace(SMALL, effects=effects, **options)), num_envs, seed=5)
+    env = RobotEnv(SmallTask(camera=replace(SMALL_CAMERA, effects=effects, **options)), num_envs, seed=5)
     env.reset()
     return env
 
@@ -49,7 +48,7 @@ def test_groups_have_the_formats_of_their_streams() -> None:
     assert spec["front_rgb"] == ((6, 16, 24), torch.uint8)
     assert spec["front_depth"] == ((2, 16, 24), torch.float16)
     assert spec["front_segmentation"] == ((2, 16, 24), torch.int32)
-    assert env.observation_spec["front_depth"].scale == SMALL.far
+    assert env.observation_spec["front_depth"].scale == SMALL_CAMERA.far
     for name, obs in push(env)[0].items():
         assert env.observation_spec[name].shape == tuple(obs.shape[1:])
         if obs.dim() == 4:
@@ -94,13 +93,13 @@ def test_noise_depends_on_seed_env_and_step_only() -> None:
     assert torch.equal(noisy["front_depth"], again["front_depth"])
     color_error = (noisy["front_rgb"].float() - clean["front_rgb"].float()).flatten()
     assert 4.0 < color_error.std() < 6.0
-    hit = clean["front_depth"] < SMALL.far
-    dropped = (noisy["front_depth"] == SMALL.far) & hit
+    hit = clean["front_depth"] < SMALL_CAMERA.far
+    dropped = (noisy["front_depth"] == SMALL_CAMERA.far) & hit
     assert 0.05 < float(dropped.sum() / hit.sum()) < 0.2
     kept = hit & ~dropped
     relative = ((noisy["front_depth"] - clean["front_depth"]).float() / clean["front_depth"].float().square())[kept]
     assert 0.007 < relative.std() < 0.013
-    assert (noisy["front_depth"][~hit] == SMALL.far).all()
+    assert (noisy["front_depth"][~hit] == SMALL_CAMERA.far).all()
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,21 @@ from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.cartpole_camera import CartpoleCamera
+from tests.cameras.small import SMALL_CAMERA, SMALL_ENCODER
 from tests.distributed.ranks import on_ranks
 
-CONFIG = PpoSettings(horizon=16, epochs=2, minibatches=4, hidden=(16, 16))
+CONFIG = PpoSettings(horizon=16, epochs=2, minibatches=4, hidden=(16, 16), **SMALL_ENCODER)
 ITERATIONS, SEED = 4, 5
+TASKS = {"vectors": Cartpole(episode_seconds=0.4), "images": CartpoleCamera(episode_seconds=0.4, camera=SMALL_CAMERA)}
 
 
-def learn(envs: list[range], rank: Rank) -> dict[str, Any]:
+def learn(envs: list[range], rank: Rank, task: str) -> dict[str, Any]:
     """Return all that should not depend on how the envs are distributed, after each of some iterations."""
     torch.set_num_threads(1)
     group = Group(rank)
     own = envs[rank.index]
-    env = RobotEnv(Cartpole(episode_seconds=0.4), len(own), seed=SEED, first_env=own.start)
+    env = RobotEnv(TASKS[task], len(own), seed=SEED, first_env=own.start)
     learner = Ppo(env, CONFIG, SEED, group)
     history = []
     for _ in range(ITERATIONS):
@@ -37,9 +40,7 @@ def learn(envs: list[range], rank: Rank) -> dict[str, Any]:
                 "gradient": learner.flat_parameters.gradient.clone(),
                 "moments": learner.adam.state()["exp_avg"],
                 "learning_rate": learner.adam.learning_rate.clone(),
-                "mean": learner.normalizers["policy"].mean.clone(),
-                "variance": learner.normalizers["policy"].variance.clone(),
-                "count": learner.normalizers["policy"].count.clone(),
+                "normalizers": {name: each.state() for name, each in learner.normalizers.items()},
                 "advantage": learner.samples.advantage.unflatten(0, (CONFIG.horizon, len(own))).clone(),
                 "envs": learner.state()["envs"],
                 "collectives": group.collectives - before,
@@ -49,8 +50,8 @@ def learn(envs: list[range], rank: Rank) -> dict[str, Any]:
     return {"history": history}
 
 
-def learn_as_rank(envs: list[range]) -> dict[str, Any]:
-    return learn(envs, this_rank(()))
+def learn_as_rank(envs: list[range], task: str) -> dict[str, Any]:
+    return learn(envs, this_rank(()), task)
 
 
 DISTRIBUTIONS = {
@@ -60,26 +61,31 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.fixture(scope="module", params=TASKS)
+def task(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def single_rank() -> dict[str, Any]:
-    return learn(shard_ranges(12, 1), Rank())
+def single_rank(task: str) -> dict[str, Any]:
+    return learn(shard_ranges(12, 1), Rank(), task)
 
 
 @cache
-def learn_on_ranks(distribution: str) -> list[dict[str, Any]]:
+def learn_on_ranks(distribution: str, task: str) -> list[dict[str, Any]]:
     envs = DISTRIBUTIONS[distribution]
-    return on_ranks(len(envs), learn_as_rank, envs)
+    return on_ranks(len(envs), learn_as_rank, envs, task)
 
 
 @pytest.fixture(params=DISTRIBUTIONS, ids=list(DISTRIBUTIONS))
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return learn_on_ranks(request.param)
+def ranks(request: pytest.FixtureRequest, task: str) -> list[dict[str, Any]]:
+    return learn_on_ranks(request.param, task)
 
 
 def test_ranks_compute_what_one_rank_computes_with_all_envs(single_rank: dict[str, Any], ranks: list[dict[str, Any]]):
     for i, expected in enumerate(single_rank["history"]):
         found = [rank["history"][i] for rank in ranks]
-        for name in ("parameters", "gradient", "moments", "learning_rate", "mean", "variance", "count"):
+        for name in ("parameters", "gradient", "moments", "learning_rate", "normalizers"):
             torch.testing.assert_close(
                 found[0][name], expected[name], rtol=2e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -94,8 +100,10 @@ def test_ranks_compute_what_one_rank_computes_with_all_envs(single_rank: dict[st
 
 def test_all_ranks_stay_bit_equal(ranks: list[dict[str, Any]]):
     for states in zip(*(rank["history"] for rank in ranks), strict=True):
-        for name in ("parameters", "moments", "learning_rate", "mean", "variance", "count"):
+        for name in ("parameters", "moments", "learning_rate"):
             assert all(torch.equal(state[name], states[0][name]) for state in states), name
+        for state in states:
+            torch.testing.assert_close(state["normalizers"], states[0]["normalizers"], rtol=0, atol=0)
         assert all(state["values"] == states[0]["values"] for state in states)
 
 
@@ -106,8 +114,8 @@ def test_there_is_one_collective_per_minibatch_and_one_before_them(ranks: list[d
         ] * ITERATIONS
 
 
-def test_the_same_seed_and_ranks_give_a_bit_equal_run():
-    first, second = learn_on_ranks("2 ranks"), on_ranks(2, learn_as_rank, DISTRIBUTIONS["2 ranks"])
+def test_the_same_seed_and_ranks_give_a_bit_equal_run(task: str):
+    first, second = learn_on_ranks("2 ranks", task), on_ranks(2, learn_as_rank, DISTRIBUTIONS["2 ranks"], task)
     for one, other in zip(first[0]["history"], second[0]["history"], strict=True):
         assert torch.equal(one["parameters"], other["parameters"])
         assert one["values"] == other["values"]

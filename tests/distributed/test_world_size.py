@@ -14,6 +14,7 @@ from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
+from tests.cameras.small import SMALL_ENCODER, SMALL_RUN
 from tests.distributed.ranks import on_ranks
 
 CONFIG = TrainConfig(
@@ -27,7 +28,10 @@ CONFIG = TrainConfig(
 )
 
 
-def go_on(path: Path, iterations: int, **changes: Any) -> dict[str, Any]:
+IMAGES = SMALL_RUN | {"settings": CONFIG.settings | SMALL_ENCODER}
+
+
+def go_on(path: Path, iterations: int, changes: dict[str, Any]) -> dict[str, Any]:
     """Train a run, or two more iterations of it, on the ranks of this process's launcher."""
     run = RunDir(path)
     resume_from = checkpoint.newest(run.checkpoints) if iterations > 2 else None
@@ -39,13 +43,15 @@ def newest(path: Path) -> dict[str, Any]:
     return checkpoint.load(checkpoint.newest(RunDir(path).checkpoints))
 
 
-def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: Path):
+@pytest.mark.parametrize("changes", [{}, IMAGES], ids=["vectors", "images"])
+def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(changes: dict[str, Any], tmp_path: Path):
     single_rank, changing = tmp_path / "single_rank", tmp_path / "changing"
     for iterations, ranks in ((2, 4), (4, 1), (6, 3), (8, 2), (10, 4)):
-        results = on_ranks(ranks, go_on, changing, iterations) if ranks > 1 else [go_on(changing, iterations)]
+        arguments = changing, iterations, changes
+        results = on_ranks(ranks, go_on, *arguments) if ranks > 1 else [go_on(*arguments)]
         assert [result["total_envs"] for result in results] == [10] * ranks
         assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
-        go_on(single_rank, iterations)
+        go_on(single_rank, iterations, changes)
         found, expected = newest(changing), newest(single_rank)
         for name, weights in expected["learner"]["networks"].items():
             torch.testing.assert_close(found["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
@@ -57,9 +63,9 @@ def test_four_ranks_then_one_then_three_then_two_then_four_are_as_one(tmp_path: 
 
 
 def test_another_number_of_envs_is_refused_with_the_remedy(tmp_path: Path):
-    go_on(tmp_path / "run", 2)
+    go_on(tmp_path / "run", 2, {})
     with pytest.raises(UserError, match="has 10 envs, this run 12: use --num-envs 10"):
-        go_on(tmp_path / "run", 4, total_envs=12)
+        go_on(tmp_path / "run", 4, {"total_envs": 12})
 
 
 def test_ranks_without_an_env_are_refused(tmp_path: Path):
@@ -70,7 +76,7 @@ def test_ranks_without_an_env_are_refused(tmp_path: Path):
 
 def refused(path: Path) -> str:
     try:
-        go_on(path, 2, total_envs=1)
+        go_on(path, 2, {"total_envs": 1})
     except UserError as error:
         return str(error)
     return "nothing was refused"

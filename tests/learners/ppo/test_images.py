@@ -11,17 +11,15 @@ from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder, SpatialSoftmax
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.settings import PpoSettings
-from tests.cameras.test_tiled_camera import SMALL, SmallTask
+from tests.cameras.small import SMALL_CAMERA, SMALL_ENCODER
+from tests.cameras.test_tiled_camera import SmallTask
 
 SETTINGS = PpoSettings(
     horizon=4,
     epochs=1,
     minibatches=2,
     hidden=(16,),
-    image_channels=(4, 8),
-    image_kernels=(4, 3),
-    image_strides=(2, 2),
-    image_features=16,
+    **SMALL_ENCODER,
 )
 
 
@@ -67,7 +65,7 @@ class ImageOnlyTask(SmallTask):
 @pytest.mark.parametrize("task", [SmallTask, ImageOnlyTask], ids=["critic vector", "images only"])
 @pytest.mark.parametrize("pooling", ["flatten", "spatial_softmax"])
 def test_an_update_changes_encoder_actor_and_critic(task: type[SmallTask], pooling: str) -> None:
-    env = RobotEnv(task(camera=replace(SMALL, streams=("rgb", "depth"))), 4)
+    env = RobotEnv(task(camera=replace(SMALL_CAMERA, streams=("rgb", "depth"))), 4)
     learner = Ppo(env, replace(SETTINGS, image_pooling=pooling), seed=0)
     assert learner.encoder is not None
     modules = {"encoder": learner.encoder, "actor": learner.actor, "critic": learner.critic}

@@ -97,11 +97,13 @@ class Ppo(Learner):
         self._epochs = torch.zeros_like(self._steps)
         self.parts = {
             "networks": networks,
-            "normalizers": self.normalizers,
             "adam": self.adam,
             "steps": self._steps,
             "epochs": self._epochs,
         }
+        # A checkpoint has no empty parts.
+        if self.normalizers:
+            self.parts["normalizers"] = self.normalizers
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
         by_autograd = gpu_update or self.encoder is not None

@@ -1,0 +1,17 @@
+"""A small camera and a small encoder, for tests that train on images."""
+
+from dataclasses import replace
+from typing import Any
+
+from paceline.run.config import plain
+from paceline.tasks.cartpole_camera import CartpoleCamera
+
+SMALL_CAMERA = replace(CartpoleCamera().camera, width=24, height=16, frames=1)
+SMALL_ENCODER: dict[str, Any] = {
+    "image_channels": (4, 8),
+    "image_kernels": (4, 3),
+    "image_strides": (2, 2),
+    "image_features": 16,
+}
+# Task and options of a run, as in `TrainConfig`.
+SMALL_RUN: dict[str, Any] = {"task": "cartpole-camera", "env": plain(CartpoleCamera(camera=SMALL_CAMERA))}
