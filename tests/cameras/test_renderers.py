@@ -3,6 +3,7 @@ CPU renderer."""
 
 from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -133,3 +134,16 @@ def test_a_background_that_is_rendered_once_gives_the_same_images() -> None:
     sim.sense()
     once, again = (render(RayRenderer("front", CAMERA, sim, {}, background=each), CAMERA, 2) for each in (True, False))
     assert all(torch.equal(once[stream], again[stream]) for stream in STREAMS)
+
+
+def test_more_geoms_than_fit_into_shared_memory_are_refused() -> None:
+    spec = mujoco.MjSpec()
+    spec.worldbody.add_camera(name="front")
+    for index in range(600):
+        spec.worldbody.add_geom(size=[0.01, 0.01, 0.01], pos=[index, 0, 0])
+    body = spec.worldbody.add_body()
+    body.add_joint()
+    body.add_geom(size=[0.1, 0.1, 0.1])
+    sim = MujocoSim(spec.compile(), 1)
+    with pytest.raises(UserError, match="camera 'front' draws 601 geoms, more than 533: choose fewer geom_groups"):
+        GpuRenderer("front", CAMERA, sim, {})

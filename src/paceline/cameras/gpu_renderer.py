@@ -20,7 +20,8 @@ from torch import Tensor
 
 from paceline.cameras.camera import STREAMS, Camera, stream_spec
 from paceline.cameras.level_of_detail import MAX_VERTICES, Triangles, make_triangles
-from paceline.cameras.scene import HFIELD, MESH, Scene, make_scene
+from paceline.cameras.scene import HFIELD, MESH, PLANE, Scene, make_scene
+from paceline.errors import UserError
 from paceline.sim.simulation import Sim
 from paceline.sim.warp_sim import on_torch_stream
 
@@ -29,6 +30,7 @@ _THREADS, _THREADS_FOR_TRIANGLES = 128, 256
 _MAX_REGISTERS = 64
 # Side of a tile in samples. Its depth buffer, 8 bytes per sample, must fit into the shared memory of a block.
 _TILE = 64
+_SHARED_BYTES = 48 * 1024
 
 
 class GpuRenderer:
@@ -39,78 +41,26 @@ class GpuRenderer:
         wp.init()
         self._sim = sim
         self.scene: Scene = make_scene(sim.model, camera, classes)
-        model, is_mesh = sim.model, np.isin(sim.model.geom_type[self.scene.drawn], (MESH, HFIELD))
+        is_mesh = np.isin(sim.model.geom_type[self.scene.drawn], (MESH, HFIELD))
         # Primitives first.
         drawn = np.concatenate((self.scene.drawn[~is_mesh], self.scene.drawn[is_mesh]))
-        self.triangles: Triangles = make_triangles(model, drawn, name, camera)
+        self.triangles: Triangles = make_triangles(sim.model, drawn, name, camera)
         self._threads = _THREADS_FOR_TRIANGLES if len(self.triangles.cluster_ints) else _THREADS
-        samples = 2 if camera.antialias and "rgb" in camera.streams else 1
-        tiles = [math.ceil(size / (_TILE // samples)) for size in (camera.width, camera.height)]
-        # Tiles of equal size, a multiple of 8.
-        tile = [
-            8 * math.ceil(size / count / 8) for size, count in zip((camera.width, camera.height), tiles, strict=True)
-        ]
-        textures, lights = self.scene.textures, self.scene.lights
-        constants = {
-            "WIDTH": camera.width,
-            "HEIGHT": camera.height,
-            "TILE_WIDTH": tile[0],
-            "TILE_HEIGHT": tile[1],
-            "TILES_X": tiles[0],
-            "TILES": tiles[0] * tiles[1],
-            "SAMPLES": samples,
-            "CAMERA": model.camera(name).id,
-            "NUM_CAMERAS": model.ncam,
-            "NUM_GEOMS": model.ngeom,
-            "NUM_PRIMITIVES": int((~is_mesh).sum()),
-            "NUM_DRAWN": len(drawn),
-            "NUM_LIGHTS": model.nlight,
-            "NUM_CLUSTERS": len(self.triangles.cluster_ints),
-            "MAX_VERTICES": MAX_VERTICES,
-            "BLOCK": self._threads,
-            "SKY": self.scene.sky,
-            "TEXTURE_LEVELS": textures.starts.shape[1],
-            **{stream.upper(): stream in camera.streams for stream in STREAMS},
-            "SHADOWS": camera.shadows,
-        }
-        self._blocks = sim.num_envs * tiles[0] * tiles[1]
+        constants = _constants(self.scene, name, camera, self.triangles, self._threads)
+        constants |= {"NUM_PRIMITIVES": int((~is_mesh).sum()), "NUM_DRAWN": len(drawn)}
+        _check_shared_memory(name, constants)
+        self._blocks = sim.num_envs * constants["TILES"]
         self._kernel, arguments = _make_kernel(constants, camera)
-        self._arrays = arguments()
-        self._tensors: dict[str, Tensor] = {}
-        scene, device = self.scene, sim.device
-        geom_ints = np.stack((drawn, model.geom_type[drawn], scene.texture[drawn], scene.classes[drawn]), axis=1)
-        radius = np.where(model.geom_type[drawn] == 0, 0.0, model.geom_rbound[drawn])
-        materials = [getattr(scene, field)[drawn] for field in ("emission", "specular", "shininess")]
-        planes = scene.texture_scale[drawn].T, scene.texture_offset[drawn].T
-        geom_floats = np.stack((radius, *materials, *planes[0], *planes[1]), axis=1)
-        light_floats = np.zeros((len(lights.kind), 16))
-        light_floats[:, 0] = lights.kind
-        light_floats[:, 1:4] = lights.attenuation
-        light_floats[:, 4], light_floats[:, 5] = lights.cutoff, lights.exponent
-        light_floats[:-1, 6], light_floats[:-1, 7] = model.light_active, lights.castshadow[:-1]
-        light_floats[-1, 7:] = np.concatenate((lights.ambient[-1], lights.diffuse[-1], lights.specular[-1]))
-        texture_ints = np.concatenate(
-            (np.stack((textures.widths, textures.heights, textures.levels), axis=1), textures.starts), axis=1
-        )
-        tables = {
-            "geom_ints": geom_ints.astype(np.int32),
-            "geom_floats": geom_floats.astype(np.float32),
-            "light_floats": light_floats.astype(np.float32),
-            "texture_ints": texture_ints.astype(np.int32),
-            "texels": textures.texels,
-            "vertices": self.triangles.vertices,
-            "triangles": self.triangles.triangles,
-            "cluster_floats": self.triangles.cluster_floats,
-            "cluster_ints": self.triangles.cluster_ints,
-        }
-        self._set(**{name: torch.from_numpy(np.ascontiguousarray(table)).to(device) for name, table in tables.items()})
+        self._arrays, self._tensors = arguments(), {}
+        for table, values in _tables(self.scene, drawn, self.triangles).items():
+            self._set(**{table: torch.from_numpy(np.ascontiguousarray(values)).to(sim.device)})
         for pose in ("cam_xpos", "cam_xmat", "geom_xpos", "geom_xmat", "light_xpos", "light_xdir"):
             self._set(**{pose: sim.kinematics(pose)})
         for field in ("cam_fovy", "geom_size", "geom_rgba", "light_ambient", "light_diffuse", "light_specular"):
             self._set(**{field: sim.model_field(field)})
         for stream in STREAMS:
             dtype = stream_spec(camera, stream).dtype
-            self._set(**{f"{stream}_out": torch.zeros(1, dtype=dtype, device=device)})
+            self._set(**{f"{stream}_out": torch.zeros(1, dtype=dtype, device=sim.device)})
 
     def render(self, images: dict[str, Tensor], due: Tensor) -> None:
         """Render the envs of `due`, bool [env], into `images`, each [env, channel, height, width] in channels-last
@@ -126,6 +76,78 @@ class GpuRenderer:
             # Warp does not own the memory.
             self._tensors[name] = tensor
             setattr(self._arrays, name, wp.from_torch(tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)))
+
+
+def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, threads: int) -> dict[str, int]:
+    """Return the constants of renderer.cuh except the numbers of geoms."""
+    model, samples = scene.model, 2 if camera.antialias and "rgb" in camera.streams else 1
+    size = camera.width, camera.height
+    tiles = [math.ceil(pixels / (_TILE // samples)) for pixels in size]
+    return {
+        "WIDTH": camera.width,
+        "HEIGHT": camera.height,
+        # Tiles of equal size, a multiple of 8.
+        "TILE_WIDTH": 8 * math.ceil(camera.width / tiles[0] / 8),
+        "TILE_HEIGHT": 8 * math.ceil(camera.height / tiles[1] / 8),
+        "TILES_X": tiles[0],
+        "TILES": tiles[0] * tiles[1],
+        "SAMPLES": samples,
+        "CAMERA": model.camera(name).id,
+        "NUM_CAMERAS": model.ncam,
+        "NUM_GEOMS": model.ngeom,
+        "NUM_LIGHTS": model.nlight,
+        "NUM_CLUSTERS": len(triangles.cluster_ints),
+        "MAX_VERTICES": MAX_VERTICES,
+        "BLOCK": threads,
+        "SKY": scene.sky,
+        "TEXTURE_LEVELS": scene.textures.starts.shape[1],
+        **{stream.upper(): stream in camera.streams for stream in STREAMS},
+        "SHADOWS": camera.shadows,
+    }
+
+
+def _check_shared_memory(name: str, constants: dict[str, int]) -> None:
+    """Raise UserError if the geoms of an env do not fit into the shared memory of a block, with the layout that is
+    described in renderer.cuh."""
+    per_geom, needed = 23 * 4, (constants["NUM_LIGHTS"] + 1) * 15 * 4
+    if constants["NUM_CLUSTERS"]:
+        samples = constants["TILE_WIDTH"] * constants["TILE_HEIGHT"] * constants["SAMPLES"] ** 2
+        needed += 8 * samples + constants["BLOCK"] // 32 * MAX_VERTICES * 5 * 4
+    most = (_SHARED_BYTES - needed) // per_geom
+    if constants["NUM_DRAWN"] > most:
+        raise UserError(
+            f"camera {name!r} draws {constants['NUM_DRAWN']} geoms, more than {most}: choose fewer geom_groups, or "
+            "hide geoms that the camera does not need with an alpha of 0"
+        )
+
+
+def _tables(scene: Scene, drawn: np.ndarray, triangles: Triangles) -> dict[str, np.ndarray]:
+    """Return the constant arrays of the kernel."""
+    model, textures, lights = scene.model, scene.textures, scene.lights
+    # Planes have no bounding sphere.
+    radius = np.where(model.geom_type[drawn] == PLANE, 0.0, model.geom_rbound[drawn])
+    materials = (getattr(scene, field)[drawn] for field in ("emission", "specular", "shininess"))
+    textured = (*scene.texture_scale[drawn].T, *scene.texture_offset[drawn].T)
+    light_floats = np.zeros((len(lights.kind), 16), np.float32)
+    light_floats[:, 0] = lights.kind
+    light_floats[:, 1:4] = lights.attenuation
+    light_floats[:, 4], light_floats[:, 5] = lights.cutoff, lights.exponent
+    light_floats[:-1, 6], light_floats[:-1, 7] = model.light_active, lights.castshadow[:-1]
+    # The headlight is not part of the model's fields.
+    light_floats[-1, 7:] = np.concatenate((lights.ambient[-1], lights.diffuse[-1], lights.specular[-1]))
+    sizes = np.stack((textures.widths, textures.heights, textures.levels), axis=1)
+    geom_ints = (drawn, model.geom_type[drawn], scene.texture[drawn], scene.classes[drawn])
+    return {
+        "geom_ints": np.stack(geom_ints, axis=1).astype(np.int32),
+        "geom_floats": np.stack((radius, *materials, *textured), axis=1).astype(np.float32),
+        "light_floats": light_floats,
+        "texture_ints": np.concatenate((sizes, textures.starts), axis=1).astype(np.int32),
+        "texels": textures.texels,
+        "vertices": triangles.vertices,
+        "triangles": triangles.triangles,
+        "cluster_floats": triangles.cluster_floats,
+        "cluster_ints": triangles.cluster_ints,
+    }
 
 
 def _make_kernel(constants: dict[str, int], camera: Camera) -> tuple[Any, Any]:

@@ -86,8 +86,9 @@ def make_scene(model: mujoco.MjModel, camera: Camera, classes: Mapping[str, int]
     visible = np.isin(model.geom_group, camera.geom_groups) & (model.geom_rgba[:, 3] > 0.0)
     material, texture = model.geom_matid, np.full(model.ngeom, -1, dtype=np.int32)
     has = material >= 0
-    rgb_role = int(mujoco.mjtTextureRole.mjTEXROLE_RGB)
-    texture[has] = np.maximum(*(model.mat_texid[material[has]][:, role] for role in (rgb_role, rgb_role + 1)))
+    roles = [mujoco.mjtTextureRole.mjTEXROLE_RGB.value, mujoco.mjtTextureRole.mjTEXROLE_RGBA.value]
+    # -1 where a material has no texture in a role.
+    texture[has] = model.mat_texid[material[has]][:, roles].max(1)
     for geom in np.flatnonzero(texture >= 0):
         is_cube = model.tex_type[texture[geom]] != mujoco.mjtTexture.mjTEXTURE_2D
         # Other combinations need texture coordinates that only MuJoCo's own renderer has.
