@@ -180,7 +180,9 @@ def _user_error(error: ValidationError, kind: Any, prefix: str) -> UserError:
     same = (each for each in errors if each["loc"][:depth] == path[:depth] and shown(each["input"]) == value)
     allowed = " or ".join(dict.fromkeys(_reworded(each["msg"]) for each in same))
     if prefix.startswith("--"):
-        name, value = name.replace("_", "-"), value.removesuffix(".0")
+        given = first["input"] if isinstance(first["input"], (tuple, list)) else [first["input"]]
+        arguments = " ".join(shown(item).removesuffix(".0") for item in given[:20])
+        name, value = name.replace("_", "-"), arguments or value
     return UserError(f"{name} {value} {allowed}")
 
 

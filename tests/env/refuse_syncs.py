@@ -112,6 +112,9 @@ class GuardedTask(Task):
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         with self.guard("observe", state):
             groups = self._task.observe(state)
+        if self._task.cameras():
+            # Images are rendered by the engine and not by the task, so this env has no cameras.
+            groups = {"policy": torch.zeros_like(state.qpos), **groups}
         assert "policy" in groups
         for name, group in groups.items():
             _checked(f"observe: {name}", group, (len(state.qpos), *group.shape[1:]), dtype=group.dtype)

@@ -17,7 +17,7 @@ INDEPENDENT_FIELDS = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
     *("dof_damping", "dof_frictionloss", "jnt_range", "jnt_stiffness"),
     *("actuator_gainprm", "actuator_biasprm", "actuator_forcerange", "actuator_ctrlrange", "opt.gravity"),
-    *("cam_pos", "cam_quat", "cam_fovy", "light_pos", "light_dir", "light_ambient", "light_diffuse", "light_specular"),
+    *("cam_fovy", "light_ambient", "light_diffuse", "light_specular"),
 )
 """Fields from which MuJoCo derives no constants. After a change of another field, they are computed again."""
 _OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon", "cam", "light")

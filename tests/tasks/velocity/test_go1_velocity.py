@@ -207,7 +207,7 @@ def test_a_randomization_range_is_an_option():
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ({"friction": (1.2, 0.4)}, r"--env.randomization.friction \(1.2, 0.4\) must be a minimum and a maximum"),
+        ({"friction": (1.2, 0.4)}, r"--env.randomization.friction 1.2 0.4 must be a minimum and a maximum"),
         ({"friction": (-0.1, 0.4)}, "--env.randomization.friction -0.1 must be at least 0"),
         ({"base_mass": (0.0, math.nan)}, "--env.randomization.base-mass nan must be between"),
     ],
