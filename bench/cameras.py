@@ -95,7 +95,7 @@ def file_model(file: Path) -> mujoco.MjModel:
 
 
 def plain(model: mujoco.MjModel) -> mujoco.MjModel:
-    """Remove textures, which MuJoCo Warp is told not to draw."""
+    """Remove textures: the benchmark draws none with either renderer."""
     bake_colors(model)
     model.geom_matid[:] = -1
     return model

@@ -147,3 +147,22 @@ def test_more_geoms_than_fit_into_shared_memory_are_refused() -> None:
     sim = MujocoSim(spec.compile(), 1)
     with pytest.raises(UserError, match="camera 'front' draws 601 geoms, more than 533: choose fewer geom_groups"):
         GpuRenderer("front", CAMERA, sim, {})
+
+
+def test_a_mocap_body_is_drawn_where_it_is() -> None:
+    spec = mujoco.MjSpec()
+    spec.worldbody.add_camera(name="front", pos=[0, 0, 3])
+    spec.worldbody.add_body(name="goal", mocap=True).add_geom(size=[0.3, 0.3, 0.3])
+    body = spec.worldbody.add_body(pos=[5, 5, 0])
+    body.add_joint()
+    body.add_geom(size=[0.1, 0.1, 0.1])
+    sim = MujocoSim(spec.compile(), 1)
+    camera = replace(CAMERA, streams=("segmentation",))
+    renderers = [kind("front", camera, sim, {}) for kind in (RayRenderer, GpuRenderer)]
+    for offset in (0.0, 0.6):
+        sim.mocap_pos[:, 0, 0] = offset
+        sim.sense()
+        one, other = (render(renderer, camera, 1)["segmentation"][0, 0] == 0 for renderer in renderers)
+        assert torch.equal(one, other)
+        columns = one.any(0).nonzero().float()
+        assert abs(float(columns.mean()) - (47.5 + offset / 3.0 * 36 / np.tan(np.radians(22.5)))) < 3.0

@@ -164,3 +164,17 @@ def test_pose_intrinsics_colors_and_lights_are_randomized_for_any_number_of_rank
     assert len({tuple(image.flatten().tolist()) for image in together}) == 4
     apart = RobotEnv(Randomized(), 2, seed=9, first_env=2).reset()["front_rgb"]
     assert torch.equal(apart, together[2:])
+
+
+def test_two_cameras_do_not_share_their_noise() -> None:
+    @dataclass(frozen=True)
+    class TwoCameras(SmallTask):
+        def cameras(self) -> dict[str, Camera]:
+            noise = SensorEffects(depth_noise=0.01, rgb_noise=5.0)
+            many = replace(self.camera, streams=("depth", "rgb"), effects=noise)
+            return {"front": many, "track": replace(many, streams=("rgb",))}
+
+    obs = RobotEnv(TwoCameras(), 1, seed=5).reset()
+    # Both cameras have the same pose, so their images differ by the difference of two independent noises.
+    difference = obs["front_rgb"].float() - obs["track_rgb"].float()
+    assert 5.5 < difference.std() < 8.5

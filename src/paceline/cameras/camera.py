@@ -16,6 +16,7 @@ Stream = Literal["rgb", "depth", "distance", "segmentation", "classes", "normals
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 Vector = tuple[float, float, float]
 Pixels = Annotated[int, Ge(8), Le(1024)]
+MAX_LATENCY = 100
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class SensorEffects:
     rgb_noise: NonNegative = 0.0
     """Standard deviation of each color channel, from 0 to 255."""
     latency: tuple[int, int] = (0, 0)
-    """Minimum and maximum delay of the images in control steps, sampled in every episode."""
+    """Minimum and maximum delay of the images in control steps, each 0 to 100, sampled in every episode."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,15 @@ class Camera:
             raise UserError(f"camera {name!r}: streams {' '.join(self.streams)!r} must be at least one, each once")
         if self.near >= self.far:
             raise UserError(f"camera {name!r}: near {self.near:g} must be below far {self.far:g}")
+        low, high = self.effects.latency
+        if not 0 <= low <= high <= MAX_LATENCY:
+            allowed = f"a minimum and a maximum from 0 to {MAX_LATENCY} control steps"
+            raise UserError(f"camera {name!r}: latency {low} {high} must be {allowed}")
+
+    @property
+    def samples(self) -> int:
+        """Number of rays per pixel in each direction."""
+        return 2 if self.antialias and "rgb" in self.streams else 1
 
     @property
     def depth_type(self) -> torch.dtype:

@@ -80,9 +80,8 @@ class GpuRenderer:
 
 def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, threads: int) -> dict[str, int]:
     """Return the constants of renderer.cuh except the numbers of geoms."""
-    model, samples = scene.model, 2 if camera.antialias and "rgb" in camera.streams else 1
-    size = camera.width, camera.height
-    tiles = [math.ceil(pixels / (_TILE // samples)) for pixels in size]
+    model, samples = scene.model, camera.samples
+    tiles = [math.ceil(pixels / (_TILE // samples)) for pixels in (camera.width, camera.height)]
     return {
         "WIDTH": camera.width,
         "HEIGHT": camera.height,

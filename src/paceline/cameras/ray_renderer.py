@@ -42,9 +42,8 @@ class RayRenderer:
             for name in ("cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "geom_xpos", "geom_xmat")
         }
         # Directions for a field of view with a tangent of 1, [ray, 3].
-        samples = 2 if camera.antialias and "rgb" in camera.streams else 1
-        self._samples = samples
-        columns, rows = (np.arange(size * samples) + 0.5 for size in (camera.width, camera.height))
+        self._samples = camera.samples
+        columns, rows = (np.arange(size * self._samples) + 0.5 for size in (camera.width, camera.height))
         x = (columns - 0.5 * len(columns)) / (0.5 * len(rows))
         y = (0.5 * len(rows) - rows) / (0.5 * len(rows))
         self._grid = np.stack((*np.meshgrid(x, y), np.full((len(rows), len(columns)), -1.0)), axis=-1).reshape(-1, 3)
@@ -68,7 +67,8 @@ class RayRenderer:
             self._render_envs(images, chunk)
 
     def _render_envs(self, images: dict[str, Tensor], envs: Tensor) -> None:
-        pixels, far = self._pixels(self._view(envs)), self._camera.far
+        view, far = self._view(envs), self._camera.far
+        pixels = self._pixels(view)
         shape = (len(envs), self._camera.height * self._samples, self._camera.width * self._samples)
         # Streams other than rgb have one sample per pixel, the first of four.
         first = (slice(None), slice(None, None, self._samples), slice(None, None, self._samples))
@@ -78,7 +78,7 @@ class RayRenderer:
             elif stream == "depth":
                 image = np.where(pixels.geom >= 0, np.minimum(pixels.depth, far), far).reshape(shape)[first]
             elif stream == "distance":
-                distance = pixels.depth * np.linalg.norm(self._view(envs).rays, axis=-1)
+                distance = pixels.depth * np.linalg.norm(view.rays, axis=-1)
                 image = np.where(pixels.geom >= 0, np.minimum(distance, far), far).reshape(shape)[first]
             elif stream == "segmentation":
                 image = pixels.geom.reshape(shape)[first]
@@ -225,7 +225,7 @@ class _View(NamedTuple):
 
 
 class _Pixels(NamedTuple):
-    """What the rays of a view hit."""
+    """Result of the rays of a view."""
 
     depth: np.ndarray
     """Distance along the axis of the camera, m, [env, ray]."""
@@ -245,4 +245,6 @@ def _is_fixed(sim: MujocoSim, camera: int) -> bool:
     modes = [model.cam_mode[camera], *model.light_mode]
     prefixes = ("cam_", "light_", "geom_", "mat_", "body_pos", "body_quat")
     varied = any(name.startswith(prefixes) for name in sim.per_env_fields)
+    # Mocap bodies have no joints, but the task moves them.
+    varied = varied or model.nmocap > 0
     return not varied and all(model.body_weldid[body] == 0 for body in bodies) and all(mode == fixed for mode in modes)

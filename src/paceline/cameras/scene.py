@@ -1,4 +1,4 @@
-"""What a camera draws, read from a MuJoCo model: geoms, materials, textures and lights.
+"""Geoms, materials, textures and lights that a camera draws, read from a MuJoCo model.
 
 Lighting follows the fixed-function pipeline of OpenGL, which MuJoCo's own renderer uses: ambient, diffuse and specular
 parts of each light, attenuation, spot cone and exponent, with the material's emission, specularity and shininess.

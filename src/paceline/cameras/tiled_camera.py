@@ -81,20 +81,17 @@ class TiledCamera:
         }
 
     def _apply_effects(self, name: str, due: Tensor, step: Tensor) -> None:
-        camera, offset = self._cameras[name], list(self._cameras).index(name) * len(self._cameras[name].streams)
-        for index, stream in enumerate(camera.streams):
-            if not _has_noise(camera, stream):
-                continue
-            clean, noisy = self._rendered[name][stream], self.images[group_name(name, stream)]
-            # Each stream of each camera has its own steps.
-            count = clean[0].numel()
-            numbers = (step * 64 + offset + index).view(1)
+        camera, groups = self._cameras[name], list(self.images)
+        for stream in filter(lambda each: _has_noise(camera, each), camera.streams):
+            group = group_name(name, stream)
+            clean, noisy = self._rendered[name][stream], self.images[group]
+            # All groups share the random streams, each with its own steps.
+            count, numbers = clean[0].numel(), (step * len(groups) + groups.index(group)).view(1)
+            noise = self._normal(numbers, count, clean)
             if stream == "rgb":
-                noise = self._normal(numbers, count, clean)
                 new = (clean.float() + camera.effects.rgb_noise * noise).round().clamp(0.0, 255.0).to(torch.uint8)
             else:
                 depth = clean.float()
-                noise = self._normal(numbers, count, clean)
                 new = (depth + camera.effects.depth_noise * depth.square() * noise).clamp(0.0, camera.far)
                 dropped = self._uniform(numbers, count, clean) < camera.effects.depth_dropout
                 # A miss stays a miss.

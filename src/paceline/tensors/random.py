@@ -32,7 +32,6 @@ class Stream(IntEnum):
     DELAY = 5
     CAMERA_NOISE = 6
     CAMERA_DROPOUT = 7
-    CAMERA_DELAY = 8
 
 
 def philox(counter: tuple[Words, ...], key: tuple[int, int]) -> tuple[Words, ...]:
