@@ -148,5 +148,7 @@ def add_cameras(spec: mujoco.MjSpec, cameras: Mapping[str, Camera]) -> None:
             found.pos = camera.pos
         if camera.quat is not None:
             found.quat = np.divide(camera.quat, np.linalg.norm(camera.quat))
+            # An orientation that the model gives in another form, such as xyaxes, would take precedence.
+            found.alt.type = mujoco.mjtOrientation.mjORIENTATION_QUAT
         if camera.fovy is not None:
             found.fovy = camera.fovy

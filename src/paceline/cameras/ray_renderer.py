@@ -245,6 +245,4 @@ def _is_fixed(sim: MujocoSim, camera: int) -> bool:
     modes = [model.cam_mode[camera], *model.light_mode]
     prefixes = ("cam_", "light_", "geom_", "mat_", "body_pos", "body_quat")
     varied = any(name.startswith(prefixes) for name in sim.per_env_fields)
-    # Mocap bodies have no joints, but the task moves them.
-    varied = varied or model.nmocap > 0
     return not varied and all(model.body_weldid[body] == 0 for body in bodies) and all(mode == fixed for mode in modes)
