@@ -58,6 +58,19 @@ def test_kernel_draws_all_geoms_lights_and_textures_as_the_cpu_renderer(antialia
     assert not torch.equal(one["rgb"][0], one["rgb"][1])
 
 
+def test_geoms_without_textures_have_the_color_of_their_material() -> None:
+    sim = MujocoSim(make_model(), 1)
+    camera = replace(CAMERA, streams=("rgb", "segmentation"), textures=False)
+    textured = render(RayRenderer("front", replace(camera, textures=True), sim, {}), camera, 1)["rgb"]
+    one, other = (render(kind("front", camera, sim, {}), camera, 1) for kind in (RayRenderer, GpuRenderer))
+    assert fraction((one["rgb"].int() - other["rgb"].int()).abs() <= 1) > 0.999
+    names = [sim.model.geom(geom).name if geom >= 0 else "" for geom in one["segmentation"].flatten().tolist()]
+    has_texture = torch.tensor([name in ("floor", "plate", "cube") for name in names]).view(72, 96)
+    changed = (one["rgb"] != textured)[0].any(0)
+    assert fraction(changed[has_texture]) > 0.9
+    assert not changed[~has_texture].any()
+
+
 def test_shadows_darken_only_what_the_lights_do_not_reach() -> None:
     sim = MujocoSim(make_model(), 1)
     plain, shadows = replace(CAMERA, streams=("rgb",)), replace(CAMERA, streams=("rgb",), shadows=True)

@@ -88,7 +88,8 @@ def make_scene(model: mujoco.MjModel, camera: Camera, classes: Mapping[str, int]
     has = material >= 0
     roles = [mujoco.mjtTextureRole.mjTEXROLE_RGB.value, mujoco.mjtTextureRole.mjTEXROLE_RGBA.value]
     # -1 where a material has no texture in a role.
-    texture[has] = model.mat_texid[material[has]][:, roles].max(1)
+    if camera.textures:
+        texture[has] = model.mat_texid[material[has]][:, roles].max(1)
     for geom in np.flatnonzero(texture >= 0):
         is_cube = model.tex_type[texture[geom]] != mujoco.mjtTexture.mjTEXTURE_2D
         # Other combinations need texture coordinates that only MuJoCo's own renderer has.

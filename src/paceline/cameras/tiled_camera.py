@@ -38,15 +38,23 @@ class TiledCamera:
     """
 
     def __init__(
-        self, cameras: Mapping[str, Camera], classes_of_geoms: Mapping[str, int], sim: Sim, seed: int, env_index: Tensor
+        self,
+        cameras: Mapping[str, Camera],
+        classes_of_geoms: Mapping[str, int],
+        sim: Sim,
+        seed: int,
+        env_index: Tensor,
+        step_seconds: float,
     ):
         self._cameras, self._seed, self._env_index = dict(cameras), seed, env_index
+        self._steps_per_image: dict[str, int] = {}
         self._renderers: dict[str, Renderer] = {}
         self._rendered: dict[str, dict[str, Tensor]] = {}
         self.images: dict[str, Tensor] = {}
         self.formats: dict[str, ImageFormat] = {}
         for name, camera in self._cameras.items():
             camera.check(name)
+            self._steps_per_image[name] = camera.steps_per_image(name, step_seconds)
             self._renderers[name] = _make_renderer(name, camera, sim, classes_of_geoms)
             self._rendered[name] = {}
             for stream in camera.streams:
@@ -66,7 +74,7 @@ class TiledCamera:
         """Render the envs whose cameras are due. `episode_step` is the number of control steps since the reset, [env];
         `step` is the number of control steps of the run, which determines the noise."""
         for name, camera in self._cameras.items():
-            due = episode_step % camera.every == 0
+            due = episode_step % self._steps_per_image[name] == 0
             self._renderers[name].render(self._rendered[name], due)
             if any(_has_noise(camera, stream) for stream in camera.streams):
                 self._add_noise(name, due, step)
@@ -77,7 +85,7 @@ class TiledCamera:
             f"camera/{group}": self.images[group]
             for name, camera in self._cameras.items()
             for group in (group_name(name, stream) for stream in camera.streams)
-            if camera.every > 1
+            if self._steps_per_image[name] > 1
         }
 
     def _apply_effects(self, name: str, due: Tensor, step: Tensor) -> None:

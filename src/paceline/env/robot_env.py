@@ -71,7 +71,9 @@ class RobotEnv:
         )
         terms, metrics = check_results(task, state)
         self._randomizer = Randomizer(randomized, self.sim, seed, self._env_index, self.step_seconds)
-        self._tiled_camera = TiledCamera(cameras, task.geom_classes(), self.sim, seed, self._env_index)
+        self._tiled_camera = TiledCamera(
+            cameras, task.geom_classes(), self.sim, seed, self._env_index, self.step_seconds
+        )
         self._histories = self._make_histories(cameras)
         self._apply = graph.fuse(self._apply_actions, self.device)
         self._evaluate = graph.fuse(self._evaluate_step, self.device)
