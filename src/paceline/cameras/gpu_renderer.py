@@ -97,6 +97,7 @@ def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, th
         "NUM_LIGHTS": model.nlight,
         "NUM_CLUSTERS": len(triangles.cluster_ints),
         "MAX_VERTICES": MAX_VERTICES,
+        "VERTEX_FLOATS": triangles.vertices.shape[1],
         "BLOCK": threads,
         "SKY": scene.sky,
         "TEXTURE_LEVELS": scene.textures.starts.shape[1],

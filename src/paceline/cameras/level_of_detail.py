@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.cameras.camera import Camera
 from paceline.cameras.scene import HFIELD, MESH
+from paceline.cameras.smooth_normals import computed_normals, mesh_normals, split_vertices
 
 # Numbers of directions and of points per triangle with which the visibility of triangles is tested.
 _DIRECTIONS, _POINTS = 80, 12
@@ -25,7 +26,8 @@ class Triangles(NamedTuple):
     """Triangles of all drawn geoms, in clusters that are culled as a whole and share vertices."""
 
     vertices: np.ndarray
-    """Vertices of the clusters in the frame of their geom, float32 [vertex, 3]."""
+    """Vertices of the clusters in the frame of their geom, float32 [vertex, 3], or [vertex, 6] with smooth normals. A
+    vertex without a normal (0, 0, 0) has that of its triangle."""
     triangles: np.ndarray
     """Three vertices, counted within the cluster, in one number with 8 bits each; and the cluster, int32 [triangle,
     2]."""
@@ -48,9 +50,15 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
             full_count += len(faces)
             if camera.mesh_detail:
                 points, faces = simplify(points, faces, camera.mesh_detail * float(pixels[geom]))
-            clusters = _mesh_clusters(points, faces)
+            if camera.smooth_normals:
+                mesh = model.geom_dataid[geom]
+                normals = computed_normals(points, faces) if camera.mesh_detail else mesh_normals(model, mesh)
+                points, faces = split_vertices(points, faces, normals)
+            clusters = _mesh_clusters(points[:, :3], faces)
         elif model.geom_type[geom] == HFIELD:
             points, clusters = _heightfield(model, model.geom_dataid[geom])
+            if camera.smooth_normals:
+                points = np.pad(points, ((0, 0), (0, 3)))
             full_count += sum(map(len, clusters))
         else:
             continue
@@ -59,11 +67,11 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
             local = local.reshape(-1, 3)
             triangles.append(np.stack((local @ (1, 2**8, 2**16), np.full(len(local), len(ints))), axis=1))
             vertices.append(points[used])
-            floats.append(_bounds(points[faces]))
+            floats.append(_bounds(points[faces][..., :3]))
             ints.append((slot, num_vertices, len(used), num_triangles, len(faces)))
             num_vertices, num_triangles = num_vertices + len(used), num_triangles + len(faces)
     return Triangles(
-        np.concatenate(vertices or [np.zeros((1, 3))]).astype(np.float32),
+        np.concatenate(vertices or [np.zeros((1, 6 if camera.smooth_normals else 3))]).astype(np.float32),
         np.concatenate(triangles or [np.zeros((1, 2))]).astype(np.int32),
         np.array(floats, np.float32).reshape(-1, 8),
         np.array(ints, np.int32).reshape(-1, 5),
