@@ -84,6 +84,10 @@ class Camera:
     mesh_detail: NonNegative = 0.5
     """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0. Smaller
     details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""
+    renderer: Literal["auto", "paceline", "mujoco_warp"] = "auto"
+    """Renderer on the engine warp. auto uses MuJoCo Warp's renderer, which is much slower, for scenes that Paceline's
+    renderer cannot draw: too many geoms, flexes and SDF geoms. paceline draws such scenes without flexes and SDF geoms,
+    and refuses too many geoms."""
     effects: SensorEffects = SensorEffects()
 
     def check(self, name: str) -> None:

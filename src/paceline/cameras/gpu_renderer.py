@@ -19,7 +19,7 @@ import warp as wp
 from torch import Tensor
 
 from paceline.cameras.camera import STREAMS, Camera, stream_spec
-from paceline.cameras.level_of_detail import MAX_VERTICES, Triangles, make_triangles
+from paceline.cameras.level_of_detail import MAX_VERTICES, Triangles, describe, make_triangles
 from paceline.cameras.scene import HFIELD, MESH, PLANE, Scene, make_scene
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
@@ -31,6 +31,10 @@ _MAX_REGISTERS = 64
 # Side of a tile in samples. Its depth buffer, 8 bytes per sample, must fit into the shared memory of a block.
 _TILE = 64
 _SHARED_BYTES = 48 * 1024
+
+
+class TooManyGeomsError(UserError):
+    """The geoms of an env do not fit into the shared memory of a thread block."""
 
 
 class GpuRenderer:
@@ -45,6 +49,7 @@ class GpuRenderer:
         # Primitives first.
         drawn = np.concatenate((self.scene.drawn[~is_mesh], self.scene.drawn[is_mesh]))
         self.triangles: Triangles = make_triangles(sim.model, drawn, name, camera)
+        self.message = describe(self.triangles, name, camera)
         self._threads = _THREADS_FOR_TRIANGLES if len(self.triangles.cluster_ints) else _THREADS
         constants = _constants(self.scene, name, camera, self.triangles, self._threads)
         constants |= {"NUM_PRIMITIVES": int((~is_mesh).sum()), "NUM_DRAWN": len(drawn)}
@@ -107,7 +112,7 @@ def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, th
 
 
 def _check_shared_memory(name: str, constants: dict[str, int]) -> None:
-    """Raise UserError if the geoms of an env do not fit into the shared memory of a block, with the layout that is
+    """Raise an error if the geoms of an env do not fit into the shared memory of a block, with the layout that is
     described in renderer.cuh."""
     per_geom, needed = 23 * 4, (constants["NUM_LIGHTS"] + 1) * 15 * 4
     if constants["NUM_CLUSTERS"]:
@@ -115,7 +120,7 @@ def _check_shared_memory(name: str, constants: dict[str, int]) -> None:
         needed += 8 * samples + constants["BLOCK"] // 32 * MAX_VERTICES * 5 * 4
     most = (_SHARED_BYTES - needed) // per_geom
     if constants["NUM_DRAWN"] > most:
-        raise UserError(
+        raise TooManyGeomsError(
             f"camera {name!r} draws {constants['NUM_DRAWN']} geoms, more than {most}: choose fewer geom_groups, or "
             "hide geoms that the camera does not need with an alpha of 0"
         )

@@ -14,6 +14,7 @@ import numpy as np
 from paceline.cameras.camera import Camera
 from paceline.cameras.scene import HFIELD, MESH
 from paceline.cameras.smooth_normals import computed_normals, mesh_normals, split_vertices
+from paceline.cameras.surface_deviation import distances, visible_points
 
 # Numbers of directions and of points per triangle with which the visibility of triangles is tested.
 _DIRECTIONS, _POINTS = 80, 12
@@ -36,20 +37,27 @@ class Triangles(NamedTuple):
     cluster_ints: np.ndarray
     """Drawn geom, first vertex, number of vertices, first triangle and number of triangles, int32 [cluster, 5]."""
     full_count: int
-    """Number of triangles before simplification."""
+    """Number of triangles of the meshes before simplification."""
+    mesh_count: int
+    """Number of triangles of the meshes after simplification."""
+    deviation: np.ndarray
+    """Distances of points on the visible surface of the meshes from the simplified surface, m, [point]."""
 
 
 def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: Camera) -> Triangles:
     """Return the triangles of the drawn geoms that are meshes or heightfields, simplified for a camera."""
     vertices, triangles, floats, ints = [], [], [], []
-    num_vertices = num_triangles = full_count = 0
-    pixels = pixel_sizes(model, name, camera)
+    num_vertices = num_triangles = full_count = mesh_count = 0
+    data, deviation = initial_pose(model), [np.zeros(0)]
+    pixels = pixel_sizes(model, data, name, camera)
     for slot, geom in enumerate(drawn.tolist()):
         if model.geom_type[geom] == MESH:
             points, faces = _mesh(model, model.geom_dataid[geom])
             full_count += len(faces)
             if camera.mesh_detail:
                 points, faces = simplify(points, faces, camera.mesh_detail * float(pixels[geom]))
+                deviation.append(distances(visible_points(model, data, geom), points[faces]))
+            mesh_count += len(faces)
             if camera.smooth_normals:
                 mesh = model.geom_dataid[geom]
                 normals = computed_normals(points, faces) if camera.mesh_detail else mesh_normals(model, mesh)
@@ -59,7 +67,6 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
             points, clusters = _heightfield(model, model.geom_dataid[geom])
             if camera.smooth_normals:
                 points = np.pad(points, ((0, 0), (0, 3)))
-            full_count += sum(map(len, clusters))
         else:
             continue
         for faces in clusters:
@@ -76,15 +83,34 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
         np.array(floats, np.float32).reshape(-1, 8),
         np.array(ints, np.int32).reshape(-1, 5),
         full_count,
+        mesh_count,
+        np.concatenate(deviation),
     )
 
 
-def pixel_sizes(model: mujoco.MjModel, name: str, camera: Camera) -> np.ndarray:
-    """Return the size of a pixel at the nearest point of each geom in the initial pose, m, [geom]."""
+def initial_pose(model: mujoco.MjModel) -> mujoco.MjData:
+    """Return the poses of all objects in the first keyframe, or without keyframes those of the model."""
     data = mujoco.MjData(model)
     if model.nkey:
         mujoco.mj_resetDataKeyframe(model, data, 0)
     mujoco.mj_forward(model, data)
+    return data
+
+
+def describe(triangles: Triangles, name: str, camera: Camera) -> str:
+    """Return a line that states how the meshes are simplified for a camera; empty if they are not."""
+    if not len(triangles.deviation):
+        return ""
+    median, largest = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
+    return (
+        f"Camera {name}: meshes are simplified from {triangles.full_count:,} to {triangles.mesh_count:,} triangles "
+        f"(mesh_detail {camera.mesh_detail:g}). Their surface deviates by {median:.2f} mm at the median and by "
+        f"{largest:.2f} mm at 99 %."
+    )
+
+
+def pixel_sizes(model: mujoco.MjModel, data: mujoco.MjData, name: str, camera: Camera) -> np.ndarray:
+    """Return the size of a pixel at the nearest point of each geom in a pose, m, [geom]."""
     index = model.camera(name).id
     distance = np.linalg.norm(data.geom_xpos - data.cam_xpos[index], axis=1) - model.geom_rbound
     tangent = math.tan(0.5 * math.radians(model.cam_fovy[index]))

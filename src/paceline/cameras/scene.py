@@ -83,7 +83,7 @@ class Scene:
 def make_scene(model: mujoco.MjModel, camera: Camera, classes: Mapping[str, int]) -> Scene:
     """Describe what `camera` draws. `classes` maps regular expressions, for names of geoms or of their bodies, to
     semantic classes from 1 to 255."""
-    visible = np.isin(model.geom_group, camera.geom_groups) & (model.geom_rgba[:, 3] > 0.0)
+    visible = np.isin(model.geom_group, camera.geom_groups) & (model.geom_rgba[:, 3] > 0.0) & (model.geom_type <= MESH)
     material, texture = model.geom_matid, np.full(model.ngeom, -1, dtype=np.int32)
     has = material >= 0
     roles = [mujoco.mjtTextureRole.mjTEXROLE_RGB.value, mujoco.mjtTextureRole.mjTEXROLE_RGBA.value]
@@ -124,6 +124,13 @@ def bake_colors(model: mujoco.MjModel) -> None:
         material = model.geom_matid[geom]
         if material >= 0 and np.allclose(model.geom_rgba[geom], _DEFAULT_RGBA):
             model.geom_rgba[geom] = model.mat_rgba[material]
+
+
+def undrawable(model: mujoco.MjModel, camera: Camera) -> str:
+    """Return which objects of the model only MuJoCo Warp's renderer draws; empty for none."""
+    is_sdf = (model.geom_type == mujoco.mjtGeom.mjGEOM_SDF) & np.isin(model.geom_group, camera.geom_groups)
+    found = {"flexes": model.nflex, "SDF geoms": int(is_sdf.sum())}
+    return " and ".join(f"the model has {count} {kind}" for kind, count in found.items() if count)
 
 
 def _plane_texture(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:

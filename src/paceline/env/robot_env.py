@@ -95,6 +95,11 @@ class RobotEnv:
             for name, obs in groups.items()
         }
 
+    @property
+    def camera_messages(self) -> list[str]:
+        """Statements about the renderers of the cameras, for the header of a run."""
+        return self._tiled_camera.messages
+
     def _make_histories(self, cameras: dict[str, Camera]) -> dict[str, ObservationHistory]:
         """Return the history of each observation group that has one: "policy", and the streams of the cameras."""
         histories, columns = {}, 0
