@@ -21,7 +21,7 @@ INDEPENDENT_FIELDS = (
     *("cam_fovy", "light_ambient", "light_diffuse", "light_specular"),
 )
 """Fields from which MuJoCo derives no constants. After a change of another field, they are computed again."""
-POSE_FIELDS = {"cam_mode": ("cam_pos", "cam_quat"), "light_mode": ("light_pos", "light_dir")}
+_POSE_FIELDS = {"cam_mode": ("cam_pos", "cam_quat"), "light_mode": ("light_pos", "light_dir")}
 """Poses of cameras and lights. MuJoCo uses constants derived from them only in the modes track and trackcom."""
 _TRACKING = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value)
 _OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon", "cam", "light")
@@ -151,8 +151,8 @@ def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> t
 
 def _independent_fields(model: mujoco.MjModel) -> set[str]:
     """Return the fields whose change does not require new constants of this model."""
-    fixed = {mode: not np.isin(getattr(model, mode), _TRACKING).any() for mode in POSE_FIELDS}
-    return {*INDEPENDENT_FIELDS, *(name for mode, names in POSE_FIELDS.items() if fixed[mode] for name in names)}
+    fixed = {mode: not np.isin(getattr(model, mode), _TRACKING).any() for mode in _POSE_FIELDS}
+    return {*INDEPENDENT_FIELDS, *(name for mode, names in _POSE_FIELDS.items() if fixed[mode] for name in names)}
 
 
 def _rows(item: Randomization, model: mujoco.MjModel) -> Tensor:
