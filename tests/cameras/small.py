@@ -5,8 +5,10 @@ from typing import Any
 
 from paceline.run.config import plain
 from paceline.tasks.cartpole_camera import CartpoleCamera
+from paceline.tasks.reach_camera import ReachCamera
 
 SMALL_CAMERA = replace(CartpoleCamera().camera, width=24, height=16, frames=1)
+SMALL_CAMERA_OF_ARM = replace(ReachCamera().camera, width=16, height=16)
 SMALL_ENCODER: dict[str, Any] = {
     "image_channels": (4, 8),
     "image_kernels": (4, 3),

@@ -127,6 +127,8 @@ auto sphere_in_frustum = [&](float x, float y, float z, float radius, float left
 auto border_x = [&](int pixel) { return (pixel * SAMPLES - 0.5f * WIDTH * SAMPLES) * step; };
 auto border_y = [&](int pixel) { return (0.5f * HEIGHT * SAMPLES - pixel * SAMPLES) * step; };
 
+// Nothing beyond the far plane is visible where only depths are drawn.
+constexpr bool ONLY_DEPTH = !RGB && !SEGMENTATION && !CLASSES && !NORMALS;
 // Triangles into the buffer: a warp takes a cluster, its lanes take first vertices and then triangles.
 if (NUM_CLUSTERS > 0) {
     constexpr int BUFFER_WIDTH = TILE_WIDTH * SAMPLES, BUFFER_HEIGHT = TILE_HEIGHT * SAMPLES, MANY_PIXELS = 96;
@@ -138,8 +140,10 @@ if (NUM_CLUSTERS > 0) {
         const int* cluster = arrays.cluster_ints.data + c * 5;
         const float* s = geoms + cluster[0] * GEOM;
         const float x = k[0] - s[ORIGIN], y = k[1] - s[ORIGIN + 1], z = k[2] - s[ORIGIN + 2];
-        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z,
-                -(s[2] * x + s[5] * y + s[8] * z), k[3], left, right, bottom, top)) continue;
+        const float depth = -(s[2] * x + s[5] * y + s[8] * z);
+        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z, depth, k[3],
+                left, right, bottom, top)) continue;
+        if (ONLY_DEPTH && depth - k[3] > FAR) continue;
         // All triangles face away if the camera is behind the cone of their planes.
         if (x * k[4] + y * k[5] + z * k[6] >= k[7] * wp::sqrt(x * x + y * y + z * z) + k[3]) continue;
 

@@ -16,6 +16,10 @@ def is_image(spec: TensorSpec) -> bool:
     return len(spec.shape) == 3
 
 
+TARGETS = "image_targets"
+"""Observation group of numbers that an encoder may be trained to predict from images. Networks do not observe it."""
+
+
 class SpatialSoftmax(nn.Module):
     """Mean position of each feature map, weighted by its softmax, from -1 to 1 (Levine et al. 2016)."""
 
@@ -28,7 +32,7 @@ class SpatialSoftmax(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over the channels of all images, then one linear layer.
+    """Convolutions over the channels of all images, then one linear layer, and a second one if `outputs` is above 0.
 
     Images are scaled to about -0.5 to 0.5: bytes are divided by 255, other numbers by the scale of their group; classes
     become one channel each. On a GPU the encoder computes in bfloat16.
@@ -43,6 +47,7 @@ class ImageEncoder(nn.Module):
         features: int,
         pooling: str,
         generator: torch.Generator,
+        outputs: int = 0,
     ):
         super().__init__()
         self.groups = tuple(specs)
@@ -72,14 +77,16 @@ class ImageEncoder(nn.Module):
             layers, flat = [*layers[:-1], SpatialSoftmax()], 2 * before
         else:
             layers, flat = [*layers, nn.Flatten()], before * height * width
-        self.layers = nn.Sequential(*layers, nn.Linear(flat, features), nn.ReLU(inplace=True))
+        last = [nn.Linear(features, outputs)] if outputs else []
+        self.layers = nn.Sequential(*layers, nn.Linear(flat, features), nn.ReLU(inplace=True), *last)
         for layer in self.layers:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
                 nn.init.constant_(layer.bias, 0.0)  # pyright: ignore[reportArgumentType]
 
     def forward(self, images: dict[str, Tensor]) -> Tensor:
-        """Return features [batch, features], float32, from images [batch, channel, height, width]."""
+        """Return features [batch, features], or [batch, outputs], float32, from images [batch, channel, height,
+        width]."""
         device = images[self.groups[0]].device
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
 from paceline.errors import UserError
+from paceline.learners.encoders import TARGETS
 from paceline.tensors.graph import capture
 
 
@@ -32,9 +33,9 @@ class Clock:
 
 
 def vector_widths(env: VecEnv, learner: str, images: tuple[str, ...] = ()) -> dict[str, int]:
-    """Return the width of each observation group except `images`, which the learner encodes. Raise UserError if the
-    learner cannot use a group."""
-    groups = {name: spec for name, spec in env.observation_spec.items() if name not in images}
+    """Return the width of each observation group that networks observe, except `images`, which the learner encodes.
+    Raise UserError if the learner cannot use a group."""
+    groups = {name: spec for name, spec in env.observation_spec.items() if name not in (*images, TARGETS)}
     for name, spec in groups.items():
         if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
             raise UserError(
