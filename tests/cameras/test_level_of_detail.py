@@ -37,8 +37,8 @@ def test_distance_from_a_triangle() -> None:
         (-3.0, -4.0, 0.0): 5.0,  # beside a corner
         (1.0, 1.0, 0.0): np.sqrt(0.5),
     }
-    # The other triangle is farther away.
-    both = np.concatenate((triangle + 20.0, triangle))
+    # The other triangles are farther away; one of them has no area.
+    both = np.concatenate((triangle + 20.0, triangle, np.full((1, 3, 3), 30.0)))
     np.testing.assert_allclose(distances(np.array(list(expected)), both), list(expected.values()))
 
 

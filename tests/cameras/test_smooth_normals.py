@@ -2,47 +2,22 @@
 
 from dataclasses import replace
 
-import mujoco
 import numpy as np
 
-from paceline.cameras.camera import Camera, add_cameras, look_at
+from paceline.cameras.camera import Camera
 from paceline.cameras.gpu_renderer import GpuRenderer
 from paceline.cameras.ray_renderer import RayRenderer
-from paceline.cameras.scene import bake_colors
 from paceline.sim.mujoco_sim import MujocoSim
 from tests.cameras.images import fraction, opengl, render, similarity
+from tests.cameras.scenes import make_mesh_model
 
-MJCF = """
-<mujoco>
-  <asset>
-    <mesh name="ball" builtin="sphere" params="3"/>
-    <mesh name="cube" vertex="0 0 0  .4 0 0  0 .4 0  .4 .4 0  0 0 .4  .4 0 .4  0 .4 .4  .4 .4 .4"/>
-  </asset>
-  <worldbody>
-    <light type="directional" dir="-.3 .4 -1" diffuse=".5 .5 .5" specular=".2 .2 .2"/>
-    <body pos="0 0 .6" euler="10 20 30">
-      <freejoint/>
-      <geom name="ball" type="mesh" mesh="ball" rgba=".8 .3 .3 1"/>
-      <geom name="cube" type="mesh" mesh="cube" pos="1.3 0 0" euler="10 20 30"/>
-    </body>
-  </worldbody>
-</mujoco>
-"""
 STREAMS = ("rgb", "normals", "segmentation")
 CAMERA = Camera(width=96, height=72, streams=STREAMS, depth_dtype="float32", mesh_detail=0.0, smooth_normals=True)
 BALL, CUBE = 0, 1
 
 
-def make_sim() -> MujocoSim:
-    spec, pos = mujoco.MjSpec.from_string(MJCF), (2.0, -3.2, 1.2)
-    add_cameras(spec, {"front": Camera(pos=pos, quat=look_at(pos, (0.4, 0.0, 0.6)), fovy=40.0)})
-    model = spec.compile()
-    bake_colors(model)
-    return MujocoSim(model, 1)
-
-
 def test_both_renderers_interpolate_normals_as_opengl() -> None:
-    sim = make_sim()
+    sim = MujocoSim(make_mesh_model(), 1)
     reference = opengl(sim.model, sim, "front", CAMERA)["rgb"]
     images = {}
     for kind in (RayRenderer, GpuRenderer):
@@ -60,7 +35,7 @@ def test_both_renderers_interpolate_normals_as_opengl() -> None:
 
 
 def test_sharp_edges_stay_sharp() -> None:
-    sim = make_sim()
+    sim = MujocoSim(make_mesh_model(), 1)
     for kind in (RayRenderer, GpuRenderer):
         images = render(kind("front", CAMERA, sim, {}), CAMERA, 1)
         normals = images["normals"][0].permute(1, 2, 0)[images["segmentation"][0, 0] == CUBE]
@@ -71,7 +46,7 @@ def test_sharp_edges_stay_sharp() -> None:
 
 
 def test_simplified_meshes_have_the_normals_of_the_whole_mesh() -> None:
-    sim = make_sim()
+    sim = MujocoSim(make_mesh_model(), 1)
     camera = replace(CAMERA, mesh_detail=9.0)
     renderer = GpuRenderer("front", camera, sim, {})
     assert len(renderer.triangles.triangles) < 0.7 * renderer.triangles.full_count

@@ -11,6 +11,7 @@ from paceline.cameras.camera import Camera, add_cameras, look_at
 from paceline.cameras.gpu_renderer import GpuRenderer
 from paceline.cameras.mujoco_warp_renderer import MujocoWarpRenderer
 from paceline.cameras.ray_renderer import RayRenderer
+from paceline.cameras.scene import undrawable
 from paceline.cameras.tiled_camera import TiledCamera
 from paceline.env.randomization import Randomization, Randomizer
 from paceline.errors import UserError
@@ -86,6 +87,13 @@ def test_mujoco_warp_renders_scenes_with_too_many_geoms() -> None:
         tiled_camera(warp, replace(CAMERA, streams=("rgb", "normals")))
     with pytest.raises(UserError, match="camera 'front' draws 602 geoms, more than"):
         tiled_camera(warp, replace(CAMERA, renderer="paceline"))
+
+
+def test_flexes_are_named_as_not_drawable() -> None:
+    assert undrawable(make_spec().compile(), CAMERA) == ""
+    cloth = '<flexcomp name="cloth" type="grid" count="3 3 1" spacing=".2 .2 .2" dim="2" mass="1"/></worldbody>'
+    model = mujoco.MjModel.from_xml_string(MJCF.replace("MODE", "fixed").replace("</worldbody>", cloth))
+    assert undrawable(model, CAMERA) == "the model has flexes"
 
 
 def test_each_env_has_its_own_poses_of_cameras_and_lights_on_both_engines() -> None:

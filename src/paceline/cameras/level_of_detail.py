@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 
 from paceline.cameras.camera import Camera
+from paceline.cameras.meshes import area_normals, mesh_triangles, unit
 from paceline.cameras.scene import HFIELD, MESH
 from paceline.cameras.smooth_normals import computed_normals, mesh_normals, split_vertices
 from paceline.cameras.surface_deviation import distances, visible_points
@@ -52,14 +53,16 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
     pixels = pixel_sizes(model, data, name, camera)
     for slot, geom in enumerate(drawn.tolist()):
         if model.geom_type[geom] == MESH:
-            points, faces = _mesh(model, model.geom_dataid[geom])
+            mesh = model.geom_dataid[geom]
+            points, faces = mesh_triangles(model, mesh)
             full_count += len(faces)
             if camera.mesh_detail:
                 points, faces = simplify(points, faces, camera.mesh_detail * float(pixels[geom]))
-                deviation.append(distances(visible_points(model, data, geom), points[faces]))
+                # A mesh that is smaller than a cell becomes a point.
+                surface = points[faces] if len(faces) else points[:1, None].repeat(3, axis=1)
+                deviation.append(distances(visible_points(model, data, geom), surface))
             mesh_count += len(faces)
             if camera.smooth_normals:
-                mesh = model.geom_dataid[geom]
                 normals = computed_normals(points, faces) if camera.mesh_detail else mesh_normals(model, mesh)
                 points, faces = split_vertices(points, faces, normals)
             clusters = _mesh_clusters(points[:, :3], faces)
@@ -117,12 +120,6 @@ def pixel_sizes(model: mujoco.MjModel, data: mujoco.MjData, name: str, camera: C
     return 2.0 * tangent / camera.height * np.maximum(distance, camera.near)
 
 
-def _mesh(model: mujoco.MjModel, mesh: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vertices, float64 [vertex, 3], and the triangles of a mesh, [triangle, 3]."""
-    vertices = model.mesh_vert[model.mesh_vertadr[mesh] :][: model.mesh_vertnum[mesh]]
-    return vertices.astype(np.float64), model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
-
-
 def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the vertices and triangles of a mesh whose vertices are merged in cells of this size."""
     _, merged = np.unique(np.floor(vertices / cell).astype(np.int64), axis=0, return_inverse=True)
@@ -142,12 +139,11 @@ def _representatives(vertices: np.ndarray, faces: np.ndarray, merged: np.ndarray
     count = merged.max() + 1
     sizes = np.bincount(merged, minlength=count)[:, None]
     mean = np.stack([np.bincount(merged, vertices[:, axis], count) for axis in range(3)], axis=1) / sizes
-    a, b, c = (vertices[faces[:, corner]] for corner in range(3))
-    normal = np.cross(b - a, c - a)
+    first, normal = vertices[faces[:, 0]], area_normals(vertices[faces])
     matrix, vector = np.zeros((count, 3, 3)), np.zeros((count, 3))
     for corner in range(3):
         group = merged[faces[:, corner]]
-        offset = ((a - mean[group]) * normal).sum(1)
+        offset = ((first - mean[group]) * normal).sum(1)
         np.add.at(matrix, group, normal[:, :, None] * normal[:, None, :])
         np.add.at(vector, group, offset[:, None] * normal)
     values, axes = np.linalg.eigh(matrix)
@@ -167,7 +163,7 @@ def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
     directions = np.stack((np.cos(azimuth) * np.sin(polar), np.sin(azimuth) * np.sin(polar), np.cos(polar)), axis=1)
     weights = np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0), _POINTS)
     points = np.einsum("kc,fcd->fkd", weights, triangles)
-    normal = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    normal = area_normals(triangles)
     seen = np.zeros(len(triangles), dtype=bool)
     for direction in directions:
         facing = (normal @ direction > 0.0) & ~seen
@@ -212,8 +208,7 @@ def _mesh_clusters(points: np.ndarray, faces: np.ndarray) -> list[np.ndarray]:
     """Divide triangles into clusters of neighbors that face a similar direction."""
     if not len(faces):
         return []
-    normals = np.cross(points[faces[:, 1]] - points[faces[:, 0]], points[faces[:, 2]] - points[faces[:, 0]])
-    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    normals = unit(area_normals(points[faces]))
     centers = points[faces].mean(1)
     extent = max(float(np.ptp(centers, axis=0).max()), 1e-9)
     features = np.concatenate((centers / extent, 0.5 * normals), axis=1)
@@ -235,7 +230,7 @@ def _bounds(triangles: np.ndarray) -> tuple[float, ...]:
     points = triangles.reshape(-1, 3)
     center = 0.5 * (points.min(0) + points.max(0))
     radius = float(np.linalg.norm(points - center, axis=1).max())
-    normals = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    normals = area_normals(triangles)
     length = np.linalg.norm(normals, axis=1, keepdims=True)
     normals = (normals / np.maximum(length, 1e-12))[length[:, 0] > 1e-12]
     if not len(normals):

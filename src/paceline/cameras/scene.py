@@ -127,10 +127,11 @@ def bake_colors(model: mujoco.MjModel) -> None:
 
 
 def undrawable(model: mujoco.MjModel, camera: Camera) -> str:
-    """Return which objects of the model only MuJoCo Warp's renderer draws; empty for none."""
+    """Return a statement about objects of the model that only MuJoCo Warp's renderer draws; empty if it has none."""
     is_sdf = (model.geom_type == mujoco.mjtGeom.mjGEOM_SDF) & np.isin(model.geom_group, camera.geom_groups)
-    found = {"flexes": model.nflex, "SDF geoms": int(is_sdf.sum())}
-    return " and ".join(f"the model has {count} {kind}" for kind, count in found.items() if count)
+    found = {"flexes": model.nflex > 0, "SDF geoms": is_sdf.any()}
+    kinds = " and ".join(kind for kind, has in found.items() if has)
+    return f"the model has {kinds}" if kinds else ""
 
 
 def _plane_texture(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:

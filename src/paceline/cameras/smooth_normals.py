@@ -5,6 +5,8 @@ import math
 import mujoco
 import numpy as np
 
+from paceline.cameras.meshes import area_normals, mesh_triangles, unit
+
 # Cosine of the largest angle between the normal of a vertex and that of a triangle. At larger angles the edge is sharp.
 # OpenGL uses the same number.
 _SHARP = 0.8
@@ -14,10 +16,10 @@ _MAX_CELLS = 128
 
 def mesh_normals(model: mujoco.MjModel, mesh: int) -> np.ndarray:
     """Return the normals of the model at the corners of the triangles of a mesh, [triangle, 3 corners, 3]."""
-    faces = slice(model.mesh_faceadr[mesh], model.mesh_faceadr[mesh] + model.mesh_facenum[mesh])
-    points = model.mesh_vert[model.mesh_vertadr[mesh] + model.mesh_face[faces]]
-    normals = model.mesh_normal[model.mesh_normaladr[mesh] + model.mesh_facenormal[faces]].astype(np.float64)
-    _, flat = _face_normals(points.astype(np.float64))
+    points, faces = mesh_triangles(model, mesh)
+    numbers = model.mesh_facenormal[model.mesh_faceadr[mesh] :][: len(faces)]
+    normals = model.mesh_normal[model.mesh_normaladr[mesh] + numbers].astype(np.float64)
+    flat = unit(area_normals(points[faces]))
     smooth = (normals * flat[:, None]).sum(-1, keepdims=True) >= _SHARP
     return np.where(smooth, normals, flat[:, None])
 
@@ -25,7 +27,8 @@ def mesh_normals(model: mujoco.MjModel, mesh: int) -> np.ndarray:
 def computed_normals(points: np.ndarray, faces: np.ndarray) -> np.ndarray:
     """Return normals at the corners of triangles, [triangle, 3 corners, 3]: the mean of the triangles that share the
     vertex, weighted by their areas, without those behind a sharp edge."""
-    weighted, flat = _face_normals(points[faces])
+    weighted = area_normals(points[faces])
+    flat = unit(weighted)
     vertex = faces.reshape(-1)
     # All pairs of a corner and a triangle that has the same vertex.
     order, count = np.argsort(vertex, kind="stable"), np.bincount(vertex)
@@ -36,7 +39,7 @@ def computed_normals(points: np.ndarray, faces: np.ndarray) -> np.ndarray:
     smooth = (flat[corner // 3] * flat[other]).sum(1) >= _SHARP
     corner, other = corner[smooth], other[smooth]
     sums = [np.bincount(corner, weighted[other, axis], len(vertex)) for axis in range(3)]
-    return _unit(np.stack(sums, axis=1)).reshape(-1, 3, 3)
+    return unit(np.stack(sums, axis=1)).reshape(-1, 3, 3)
 
 
 def split_vertices(points: np.ndarray, faces: np.ndarray, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -52,14 +55,12 @@ class SmoothMesh:
     not the triangle, so the triangles are sorted into the cells of a grid."""
 
     def __init__(self, model: mujoco.MjModel, mesh: int):
-        vertices = model.mesh_vert[model.mesh_vertadr[mesh] :][: model.mesh_vertnum[mesh]]
-        faces = model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
-        triangles = vertices[faces].astype(np.float64)
+        points, faces = mesh_triangles(model, mesh)
+        triangles = points[faces]
         self._normals = mesh_normals(model, mesh)
         self._first, self._edges = triangles[:, 0], triangles[:, 1:] - triangles[:, :1]
-        weighted, flat = _face_normals(triangles)
-        self._area = np.maximum((weighted**2).sum(1), 1e-30)
-        self._weighted = weighted
+        self._weighted = area_normals(triangles)
+        self._area, flat = np.maximum((self._weighted**2).sum(1), 1e-30), unit(self._weighted)
         self._origin, extent = triangles.min((0, 1)), float(np.ptp(triangles, axis=(0, 1)).max())
         # About four triangles of average size fit on the surface in a cell.
         size = math.sqrt(2.0 * np.sqrt(self._area).sum() / len(faces))
@@ -98,7 +99,7 @@ class SmoothMesh:
             distance, normal = self._candidate(points[row], triangle)
             better = distance < nearest[row]
             found[row[better]], nearest[row[better]] = normal[better], distance[better]
-        return _unit(found)
+        return unit(found)
 
     def _cells(self, points: np.ndarray) -> np.ndarray:
         return np.maximum(np.floor((points - self._origin) / self._cell), 0.0).astype(np.int64)
@@ -113,13 +114,3 @@ class SmoothMesh:
         outside = np.maximum(-weights.min(1), 0.0) * np.sqrt(np.sqrt(area))
         distance = np.abs((offset * weighted).sum(1)) / np.sqrt(area) + outside
         return distance, (weights[:, :, None] * self._normals[triangle]).sum(1)
-
-
-def _face_normals(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the normals of triangles with twice their area as length, and with a length of 1."""
-    normals = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
-    return normals, _unit(normals)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)

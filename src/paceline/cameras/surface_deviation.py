@@ -3,6 +3,8 @@
 import mujoco
 import numpy as np
 
+from paceline.cameras.meshes import area_normals, unit
+
 # Number of rays per geom that find points on its surface.
 _RAYS = 400
 # Number of pairs of a point and a triangle that are compared at once, which bounds the memory.
@@ -12,11 +14,11 @@ _PAIRS = 2**21
 def visible_points(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> np.ndarray:
     """Return points at which parallel rays from random directions hit the mesh of a geom, in its frame, [point, 3]."""
     random = np.random.default_rng(0)
-    directions = _unit(random.normal(size=(_RAYS, 3)))
+    directions = unit(random.normal(size=(_RAYS, 3)))
     pos, mat = data.geom_xpos[geom], data.geom_xmat[geom].reshape(3, 3)
     center, radius = pos + mat @ model.geom_aabb[geom, :3], float(np.linalg.norm(model.geom_aabb[geom, 3:]))
     # Origins on a disk across each direction, outside the mesh.
-    side = _unit(np.cross(directions, _unit(random.normal(size=(_RAYS, 3)))))
+    side = unit(np.cross(directions, unit(random.normal(size=(_RAYS, 3)))))
     offset = radius * np.sqrt(random.uniform(size=(_RAYS, 1))) * side
     origins = center + offset - 2.0 * radius * directions
     points = []
@@ -29,8 +31,6 @@ def visible_points(model: mujoco.MjModel, data: mujoco.MjData, geom: int) -> np.
 
 def distances(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
     """Return the distance of each point [point, 3] from the nearest of the triangles [triangle, 3, 3], m."""
-    if not len(triangles):
-        return np.full(len(points), np.inf)
     centers = triangles.mean(1)
     radius = np.linalg.norm(triangles - centers[:, None], axis=-1).max(1)
     found = np.zeros(len(points))
@@ -49,16 +49,13 @@ def distances(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
 def _distance(points: np.ndarray, triangles: np.ndarray) -> np.ndarray:
     """Return the distance of each point from one triangle."""
     a, b, c = triangles.transpose(1, 0, 2)
-    normal = np.cross(b - a, c - a)
+    normal = area_normals(triangles)
     inside, on_borders = np.ones(len(points), dtype=bool), np.full(len(points), np.inf)
     for start, end in ((a, b), (b, c), (c, a)):
         edge, offset = end - start, points - start
-        inside &= (np.cross(edge, offset) * normal).sum(1) >= 0.0
+        # False for a triangle without area.
+        inside &= (np.cross(edge, offset) * normal).sum(1) > 0.0
         along = (offset * edge).sum(1) / np.maximum((edge**2).sum(1), 1e-30)
         rest = offset - np.clip(along, 0.0, 1.0)[:, None] * edge
         on_borders = np.minimum(on_borders, np.linalg.norm(rest, axis=1))
-    return np.where(inside, np.abs(((points - a) * _unit(normal)).sum(1)), on_borders)
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
+    return np.where(inside, np.abs(((points - a) * unit(normal)).sum(1)), on_borders)
