@@ -32,6 +32,7 @@ from paceline.sim.mujoco_sim import MujocoSim
 from paceline.view.opengl import choose_opengl_library
 
 TASKS = ("cartpole-camera", "go1-velocity")
+STREAM_SETS: tuple[tuple[Stream, ...], ...] = (("rgb",), STREAMS)
 SIZE = 64
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     for task in TASKS:
         model = task_model(task)
         model.vis.quality.offsamples = 0
-        for streams in (("rgb",), STREAMS):
+        for streams in STREAM_SETS:
             row, driver = measure(model, streams, args.num_envs, args.rounds)
             rows.append({"scene": task, "streams": "+".join(streams), **row})
     rates.write(args.name, unit="images per second of CPU time", size=SIZE, opengl=driver, rows=rows)
@@ -72,34 +73,36 @@ def measure(
         getattr(option, hidden)[:] = 0
     with mujoco.Renderer(model, SIZE, SIZE) as opengl:
 
-        def render_opengl() -> np.ndarray:
-            for _ in range(num_envs):
-                opengl.update_scene(data, 0, option)
-                for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
-                    opengl.scene.flags[flag] = 0
+        def render_env() -> np.ndarray:
+            opengl.update_scene(data, 0, option)
+            for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+                opengl.scene.flags[flag] = 0
+            image = opengl.render()
+            if "depth" in streams:
+                opengl.enable_depth_rendering()
                 image = opengl.render()
-                if "depth" in streams:
-                    opengl.enable_depth_rendering()
-                    image = opengl.render()
-                    opengl.disable_depth_rendering()
-                if "segmentation" in streams:
-                    opengl.enable_segmentation_rendering()
-                    image = opengl.render()
-                    opengl.disable_segmentation_rendering()
+                opengl.disable_depth_rendering()
+            if "segmentation" in streams:
+                opengl.enable_segmentation_rendering()
+                image = opengl.render()
+                opengl.disable_segmentation_rendering()
             return image
 
-        works = {"paceline": lambda: renderer.render(images, due), "opengl": render_opengl}
+        works: dict[str, Callable[[], object]] = {
+            "paceline": lambda: renderer.render(images, due),
+            "opengl": lambda: [render_env() for _ in range(num_envs)],
+        }
         seconds = {name: [] for name in works}
         # The first round warms up.
         for _ in range(1 + rounds):
             for name, work in works.items():
                 seconds[name].append(cpu_seconds(work))
-        driver = GL.glGetString(GL.GL_RENDERER).decode()
+        driver = bytes(GL.glGetString(GL.GL_RENDERER) or b"").decode()
         row = {name: num_envs / median(measured[1:]) for name, measured in seconds.items()}
         row["paceline/opengl"] = row["paceline"] / row["opengl"]
         if "segmentation" in streams:
             # Fraction of the pixels.
-            row["same geoms"] = float((render_opengl()[..., 0] == images["segmentation"][0, 0].numpy()).mean())
+            row["same geoms"] = float((render_env()[..., 0] == images["segmentation"][0, 0].numpy()).mean())
     return row, driver
 
 
