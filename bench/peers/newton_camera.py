@@ -34,6 +34,8 @@ class NewtonScene:
         # A pose of Newton is a position and a quaternion with w last. The world is no body.
         poses = torch.cat((xpos, xquat[..., 1:], xquat[..., :1]), -1)[:, 1:].reshape(-1, 7).contiguous()
         wp.copy(self.state.body_q, wp.from_torch(poses, dtype=wp.transformf))
+        # A refit keeps the tree, which was built with all bodies at the origin.
+        self.model.bvh_build_shapes(self.state)
 
 
 class NewtonCamera:
