@@ -17,3 +17,8 @@ SMALL_ENCODER: dict[str, Any] = {
 }
 # Task and options of a run, as in `TrainConfig`.
 SMALL_RUN: dict[str, Any] = {"task": "cartpole-camera", "env": plain(CartpoleCamera(camera=SMALL_CAMERA))}
+
+
+def with_small_camera(task: Any) -> Any:
+    """Return a task whose camera, if it has one, has few pixels, which are rendered quickly."""
+    return replace(task, camera=replace(task.camera, width=8, height=8)) if hasattr(task, "camera") else task
