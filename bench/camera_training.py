@@ -116,7 +116,7 @@ def stepping_rate(env: RobotEnv, horizon: int, repeats: int) -> float:
 def seconds_of_rendering(env: RobotEnv, repeats: int) -> float:
     """Return the time in which the images of all envs are rendered once."""
     env_index = torch.arange(env.num_envs, device=env.device)
-    cameras = TiledCamera(env.task.cameras(), env.task.geom_classes(), env.sim, 0, env_index)
+    cameras = TiledCamera(env.task.cameras(), env.task.geom_classes(), env.sim, 0, env_index, env.step_seconds)
     step = torch.zeros((), dtype=torch.int64, device=env.device)
     # An episode that has just begun gets an image from every camera.
     episode_step = torch.zeros_like(env_index)

@@ -50,9 +50,9 @@ def test_the_deviation_of_a_simplified_sphere_is_stated() -> None:
     assert np.abs(np.linalg.norm(triangles.vertices, axis=1) - 1.0).max() < 0.01
     assert 1e-4 < np.median(triangles.deviation) < triangles.deviation.max() < 0.03
     line = describe(triangles, "front", CAMERA)
-    median, largest = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
+    half, most = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
     assert f"from 5,120 to {triangles.mesh_count:,} triangles (mesh_detail 4)" in line
-    assert f"{median:.2f} mm at the median and by {largest:.2f} mm at 99 %" in line
+    assert f"deviates by at most {half:.2f} mm, 99 % by at most {most:.2f} mm" in line
 
 
 def test_surfaces_that_cannot_be_seen_are_removed_and_do_not_count() -> None:

@@ -104,11 +104,11 @@ def describe(triangles: Triangles, name: str, camera: Camera) -> str:
     """Return a line that states how the meshes are simplified for a camera; empty if they are not."""
     if not len(triangles.deviation):
         return ""
-    median, largest = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
+    half, most = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
     return (
         f"Camera {name}: meshes are simplified from {triangles.full_count:,} to {triangles.mesh_count:,} triangles "
-        f"(mesh_detail {camera.mesh_detail:g}). Their surface deviates by {median:.2f} mm at the median and by "
-        f"{largest:.2f} mm at 99 %."
+        f"(mesh_detail {camera.mesh_detail:g}). Half of the visible surface deviates by at most {half:.2f} mm, "
+        f"99 % by at most {most:.2f} mm."
     )
 
 

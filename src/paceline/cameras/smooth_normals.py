@@ -92,12 +92,13 @@ class SmoothMesh:
         cell = np.clip(self._cells(points), 0, self._shape - 1)
         key = np.ravel_multi_index(tuple(cell.T), tuple(self._shape))
         start, count = self._starts[key], self._counts[key]
-        found, nearest = flat.copy(), np.full(len(points), 1e-3 * self._cell)
+        found, nearest = flat.copy(), np.full(len(points), 0.1 * self._cell)
         for index in range(count.max(initial=0)):
             row = np.flatnonzero(count > index)
             triangle = self._triangles[start[row] + index]
             distance, normal = self._candidate(points[row], triangle)
-            better = distance < nearest[row]
+            # The other side of a thin sheet is as near.
+            better = (distance < nearest[row]) & ((normal * flat[row]).sum(1) > 0.0)
             found[row[better]], nearest[row[better]] = normal[better], distance[better]
         return unit(found)
 

@@ -144,7 +144,7 @@ def _make_renderer(name: str, camera: Camera, sim: Sim, classes: Mapping[str, in
     from paceline.sim.warp_sim import WarpSim
 
     assert isinstance(sim, WarpSim)
-    reason = "it was chosen" if camera.renderer == "mujoco_warp" else ""
+    reason = "the camera has renderer mujoco_warp" if camera.renderer == "mujoco_warp" else ""
     if camera.renderer == "auto":
         reason = undrawable(sim.model, camera)
     if not reason:
