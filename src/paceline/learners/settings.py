@@ -96,3 +96,12 @@ def check_samples(settings: Settings, num_envs: int) -> None:
             f"(envs x steps: {num_envs} x {settings.horizon}): use at most {samples}, or more envs (--num-envs, "
             f"--total-envs) or steps ({steps})"
         )
+
+
+def refuse_spatial_softmax(settings: Any) -> None:
+    """Raise UserError if the settings of a learner whose networks cannot do it ask for spatial softmax."""
+    if settings.image_pooling == "spatial_softmax":
+        raise UserError(
+            f"{flag(settings, 'image_pooling')} spatial_softmax: this learner supports only flatten; use it, or one "
+            "of the learners ppo, skrl and skrl_jax"
+        )

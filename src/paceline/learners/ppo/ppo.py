@@ -16,7 +16,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.vec_env import TensorSpec, VecEnv
 from paceline.errors import UserError
-from paceline.learners.encoders import TARGETS, ImageEncoder, is_image
+from paceline.learners.encoders import TARGETS, ImageEncoder, images_of
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
@@ -61,7 +61,7 @@ class Ppo(Learner):
         device = env.device
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
-        images = {name: spec for name, spec in env.observation_spec.items() if is_image(spec)}
+        images = images_of(env)
         widths = vector_widths(env, "ppo", tuple(images))
         self._actor_groups = ("policy",) if "policy" in widths else ()
         self._critic_groups = ("critic",) if "critic" in widths else self._actor_groups

@@ -1,0 +1,115 @@
+"""Libraries on images: they train, resume bit by bit, agree on all ranks, and their policies are exported."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tensordict import TensorDict
+from torch import Tensor
+
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank, this_rank
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import EnvState
+from paceline.env.training_settings import TrainingSettings
+from paceline.errors import UserError
+from paceline.export import export
+from paceline.learners.learner import LEARNERS, Learner
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
+from paceline.train import train
+from tests.cameras.small import SMALL_CAMERA, SMALL_ENCODER, SMALL_RUN
+from tests.cameras.test_tiled_camera import SmallTask
+from tests.distributed.ranks import on_ranks
+from tests.learners.test_contract import common, digest, flat, same
+
+TRAINING = TrainingSettings(horizon=4, epochs=1, minibatches=2, hidden_layers=(16,), **SMALL_ENCODER)
+
+
+class ImageTask(SmallTask):
+    """Only images."""
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {}
+
+
+class FusedTask(SmallTask):
+    """Images and a vector."""
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {"policy": torch.cat((state.qpos, state.qvel), dim=1)}
+
+
+TASKS = {
+    "images": ImageTask(),
+    "images and critic": SmallTask(camera=replace(SMALL_CAMERA, streams=("rgb", "depth", "classes"), frames=2)),
+    "images and vector": FusedTask(camera=replace(SMALL_CAMERA, streams=("depth",))),
+}
+# Mean actions that the library computes.
+MEAN_ACTIONS: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
+    "rsl_rl": lambda learner, obs: learner.algorithm.actor(TensorDict(obs, [4])),
+}
+
+
+def make(learner: str, task: SmallTask, group: Group | None = None, **training: Any) -> tuple[RobotEnv, Learner]:
+    settings = LEARNERS[learner].settings.from_training(replace(TRAINING, **training))
+    settings.check()
+    env = RobotEnv(task, 4)
+    return env, LEARNERS[learner].make(env, settings, 0, group or Group(Rank()))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("learner", MEAN_ACTIONS)
+def test_convolutions_are_trained_and_a_resumed_learner_continues_bit_by_bit(learner: str, task: str):
+    env, first = make(learner, TASKS[task])
+    before = flat(first.state()["networks"])
+    first.learn()
+    saved = first.state()
+    kernels = {name: value for name, value in flat(saved["networks"]).items() if value.dim() == 4}
+    assert len(kernels) >= 2
+    assert all(not torch.equal(value, before[name]) for name, value in kernels.items())
+
+    _, resumed = make(learner, TASKS[task])
+    resumed.load_state(saved)
+    for each in (first, resumed):
+        each.learn()
+    assert digest(first.state()) == digest(resumed.state())
+
+    obs = env.observe()
+    with torch.no_grad():
+        expected = MEAN_ACTIONS[learner](first, obs)
+    torch.testing.assert_close(first.policy()(obs), expected, rtol=1e-4, atol=1e-5)
+
+
+def train_on_rank(learner: str) -> dict[str, Any]:
+    group = Group(this_rank(()))
+    _, trained = make(learner, TASKS["images and vector" if learner != "rl_games" else "images and critic"], group)
+    trained.learn()
+    group.close()
+    return common(trained.state())
+
+
+@pytest.mark.parametrize("learner", MEAN_ACTIONS)
+def test_ranks_have_the_same_networks(learner: str):
+    first, second = on_ranks(2, train_on_rank, learner, seconds=120.0)
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("learner", MEAN_ACTIONS)
+def test_a_trained_policy_is_exported(learner: str, tmp_path: Path):
+    settings = asdict(LEARNERS[learner].settings.from_training(TRAINING))
+    config = TrainConfig(**SMALL_RUN, learner=learner, num_envs=4, max_iterations=1, settings=settings, logger="none")
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    # Both compare the exported policy with the trained one.
+    for format in ("onnx", "torchscript"):
+        assert export(str(tmp_path / "run"), format, None).exists()
+
+
+@pytest.mark.parametrize("learner", ["rsl_rl"])
+def test_a_pooling_that_the_library_does_not_have_is_refused(learner: str):
+    with pytest.raises(UserError, match=r"image-pooling spatial_softmax: .* learners ppo, skrl and skrl_jax"):
+        make(learner, TASKS["images"], image_pooling="spatial_softmax")
