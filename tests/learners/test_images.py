@@ -46,12 +46,26 @@ class FusedTask(SmallTask):
 
 TASKS = {
     "images": ImageTask(),
-    "images and critic": SmallTask(camera=replace(SMALL_CAMERA, streams=("rgb", "depth", "classes"), frames=2)),
-    "images and vector": FusedTask(camera=replace(SMALL_CAMERA, streams=("depth",))),
+    "images and critic": SmallTask(camera=replace(SMALL_CAMERA, streams=("rgb", "depth"))),
+    "images and vector": FusedTask(camera=replace(SMALL_CAMERA, streams=("rgb", "depth", "classes"), frames=2)),
 }
+
+
+def skrl_mean(learner: Any, obs: dict[str, Tensor]) -> Tensor:
+    return torch.from_dlpack(learner.agent.act(*learner.inputs(obs), timestep=0, timesteps=0)[1]["mean_actions"])
+
+
+def rl_games_mean(learner: Any, obs: dict[str, Tensor]) -> Tensor:
+    named = {"obs": learner.agent.images.pack(obs), "states": obs.get("critic")}
+    return learner.agent.get_action_values(named)["mus"]
+
+
 # Mean actions that the library computes.
 MEAN_ACTIONS: dict[str, Callable[[Any, dict[str, Tensor]], Tensor]] = {
     "rsl_rl": lambda learner, obs: learner.algorithm.actor(TensorDict(obs, [4])),
+    "rl_games": rl_games_mean,
+    "skrl": skrl_mean,
+    "skrl_jax": skrl_mean,
 }
 
 
@@ -62,8 +76,12 @@ def make(learner: str, task: SmallTask, group: Group | None = None, **training: 
     return env, LEARNERS[learner].make(env, settings, 0, group or Group(Rank()))
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("learner", MEAN_ACTIONS)
+# JAX compiles for seconds: one task with everything.
+CASES = [(learner, task) for learner in ("rsl_rl", "skrl") for task in TASKS]
+CASES += [("rl_games", "images"), ("rl_games", "images and critic"), ("skrl_jax", "images and vector")]
+
+
+@pytest.mark.parametrize(("learner", "task"), CASES)
 def test_convolutions_are_trained_and_a_resumed_learner_continues_bit_by_bit(learner: str, task: str):
     env, first = make(learner, TASKS[task])
     before = flat(first.state()["networks"])
@@ -85,18 +103,19 @@ def test_convolutions_are_trained_and_a_resumed_learner_continues_bit_by_bit(lea
     torch.testing.assert_close(first.policy()(obs), expected, rtol=1e-4, atol=1e-5)
 
 
-def train_on_rank(learner: str) -> dict[str, Any]:
-    group = Group(this_rank(()))
-    _, trained = make(learner, TASKS["images and vector" if learner != "rl_games" else "images and critic"], group)
-    trained.learn()
+def train_on_rank() -> list[dict[str, Any]]:
+    group, states = Group(this_rank(())), []
+    for learner in ("rsl_rl", "rl_games", "skrl"):
+        _, trained = make(learner, TASKS["images and critic"], group)
+        trained.learn()
+        states.append(common(trained.state()))
     group.close()
-    return common(trained.state())
+    return states
 
 
-@pytest.mark.parametrize("learner", MEAN_ACTIONS)
-def test_ranks_have_the_same_networks(learner: str):
-    first, second = on_ranks(2, train_on_rank, learner, seconds=120.0)
-    assert same(first, second)
+def test_all_ranks_have_the_same_networks():
+    first, second = on_ranks(2, train_on_rank, seconds=120.0)
+    assert [same(*pair) for pair in zip(first, second, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("learner", MEAN_ACTIONS)
@@ -109,7 +128,22 @@ def test_a_trained_policy_is_exported(learner: str, tmp_path: Path):
         assert export(str(tmp_path / "run"), format, None).exists()
 
 
-@pytest.mark.parametrize("learner", ["rsl_rl"])
+@pytest.mark.parametrize("learner", ["rsl_rl", "rl_games"])
 def test_a_pooling_that_the_library_does_not_have_is_refused(learner: str):
     with pytest.raises(UserError, match=r"image-pooling spatial_softmax: .* learners ppo, skrl and skrl_jax"):
         make(learner, TASKS["images"], image_pooling="spatial_softmax")
+
+
+@pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])
+def test_the_policy_has_the_spatial_softmax_of_the_library(learner: str):
+    env, made = make(learner, TASKS["images"], image_pooling="spatial_softmax")
+    obs = env.reset()
+    with torch.no_grad():
+        expected = MEAN_ACTIONS[learner](made, obs)
+    torch.testing.assert_close(made.policy()(obs), expected, rtol=1e-4, atol=1e-7)
+
+
+def test_rl_games_refuses_a_vector_beside_images():
+    match = r'"policy" and front_rgb, .* together: .* use one of the learners ppo, rsl_rl'
+    with pytest.raises(UserError, match=match):
+        make("rl_games", TASKS["images and vector"])

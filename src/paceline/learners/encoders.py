@@ -71,6 +71,15 @@ def scaled(image: Tensor, spec: TensorSpec, dtype: torch.dtype = torch.float32) 
     return image.to(dtype) * (1.0 / scale) - 0.5
 
 
+def network_input(
+    images: dict[str, Tensor], specs: dict[str, TensorSpec], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return all images, scaled, as one image [batch, channel, height, width]."""
+    parts = [scaled(images[name], spec, dtype) for name, spec in specs.items()]
+    x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 class SpatialSoftmax(nn.Module):
     """Mean position of each feature map, weighted by its softmax, from -1 to 1 (Levine et al. 2016)."""
 
@@ -124,6 +133,4 @@ class ImageEncoder(Encoder):
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32
         with torch.autocast("cuda", dtype) if on_gpu else contextlib.nullcontext():
-            parts = [scaled(images[name], self._specs[name], dtype) for name in self.groups]
-            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            return self.layers(x.contiguous(memory_format=torch.channels_last)).float()
+            return self.layers(network_input(images, self._specs, dtype)).float()
