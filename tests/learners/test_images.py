@@ -128,10 +128,18 @@ def test_a_trained_policy_is_exported(learner: str, tmp_path: Path):
         assert export(str(tmp_path / "run"), format, None).exists()
 
 
-@pytest.mark.parametrize("learner", ["rsl_rl", "rl_games"])
-def test_a_pooling_that_the_library_does_not_have_is_refused(learner: str):
-    with pytest.raises(UserError, match=r"image-pooling spatial_softmax: .* learners ppo, skrl and skrl_jax"):
-        make(learner, TASKS["images"], image_pooling="spatial_softmax")
+@pytest.mark.parametrize(
+    ("learner", "refused"),
+    [
+        *((learner, {"image_training": "targets"}) for learner in MEAN_ACTIONS),
+        *((learner, {"image_pooling": "spatial_softmax"}) for learner in ("rsl_rl", "rl_games")),
+    ],
+    ids=str,
+)
+def test_what_a_library_does_not_have_is_refused_with_the_learners_that_have_it(learner: str, refused: dict[str, Any]):
+    flag = next(iter(refused)).replace("_", "-")
+    with pytest.raises(UserError, match=rf"{flag} .* is not supported: use .* or --learner ppo"):
+        make(learner, TASKS["images"], **refused)
 
 
 @pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])

@@ -11,19 +11,13 @@ from paceline.env.vec_env import TensorSpec, VecEnv
 from paceline.errors import UserError
 from paceline.learners.networks import Encoder
 
-
-def is_image(spec: TensorSpec) -> bool:
-    """Return whether an observation group is an image, [channel, height, width]."""
-    return len(spec.shape) == 3
-
-
 TARGETS = "image_targets"
 """Observation group of numbers that an encoder may be trained to predict from images. Networks do not observe it."""
 
 
 def images_of(env: VecEnv) -> dict[str, TensorSpec]:
-    """Return the observation groups of an env that are images."""
-    return {name: spec for name, spec in env.observation_spec.items() if is_image(spec)}
+    """Return the observation groups of an env that are images, [channel, height, width]."""
+    return {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
 
 
 def common_size(specs: dict[str, TensorSpec]) -> tuple[int, int]:

@@ -98,10 +98,8 @@ def check_samples(settings: Settings, num_envs: int) -> None:
         )
 
 
-def refuse_spatial_softmax(settings: Any) -> None:
-    """Raise UserError if the settings of a learner whose networks cannot do it ask for spatial softmax."""
-    if settings.image_pooling == "spatial_softmax":
-        raise UserError(
-            f"{flag(settings, 'image_pooling')} spatial_softmax: this learner supports only flatten; use it, or one "
-            "of the learners ppo, skrl and skrl_jax"
-        )
+def refuse(settings: Settings, name: str, value: str, supported: str, learners: str) -> None:
+    """Raise UserError if a setting has a value that only other learners support."""
+    if getattr(settings, name) == value:
+        given = flag(settings, name)
+        raise UserError(f"{given} {value} is not supported: use {given} {supported}, or --learner {learners}")

@@ -26,7 +26,7 @@ from paceline.learners.networks import Encoder, Policy
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.settings import refuse_spatial_softmax
+from paceline.learners.settings import refuse
 from paceline.tensors.flat import pack, unpack
 from paceline.tensors.statistics import merge_, row_sums, standardize
 
@@ -240,7 +240,8 @@ def _pack_images(env: VecEnv) -> ImagePacking | None:
 def _image_network(images: ImagePacking, config: RlGamesSettings) -> dict[str, Any]:
     """Return the keys by which the network for images differs from the one for vectors."""
     # RL-Games has a spatial softmax, but exchanges height and width.
-    refuse_spatial_softmax(config)
+    refuse(config, "image_pooling", "spatial_softmax", "flatten", "ppo, skrl or skrl_jax")
+    refuse(config, "image_training", "targets", "policy", "ppo")
     layers = (config.image_channels, config.image_kernels, config.image_strides)
     height, width, _ = images.shape
     feature_map_size(height, width, *layers)

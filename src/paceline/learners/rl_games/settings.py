@@ -17,7 +17,7 @@ class RlGamesSettings(Settings):
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = (
         *("units", "activation", "separate", "normalize_input", "normalize_value"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
     )
     horizon = derived(lambda settings: settings.horizon_length)
     minibatches = derived(lambda settings: settings.horizon_length // settings.minibatch_size_per_env)
@@ -70,6 +70,8 @@ class RlGamesSettings(Settings):
     """Width of the first hidden layer of a network that uses images, before --rl-games.units; at least 1."""
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
     """Reduction of the last feature maps. Only flatten is supported."""
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""
 
     def check(self) -> None:
         super().check()

@@ -26,7 +26,7 @@ from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_param
 from paceline.learners.ppo.objective import surrogate_loss, value_loss
 from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.learners.rsl_rl.settings import RslRlSettings
-from paceline.learners.settings import refuse_spatial_softmax
+from paceline.learners.settings import refuse
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
 from paceline.tensors.statistics import merge_, row_sums, standardize
@@ -183,7 +183,8 @@ class _ImageModel(CNNModel):
     are in the env."""
 
     def __init__(self, images: dict[str, TensorSpec], config: RslRlSettings, obs: TensorDict, *arguments: Any):
-        refuse_spatial_softmax(config)
+        refuse(config, "image_pooling", "spatial_softmax", "flatten", "ppo, skrl or skrl_jax")
+        refuse(config, "image_training", "targets", "policy", "ppo")
         self.images = images
         layers = (config.image_channels, config.image_kernels, config.image_strides)
         for name, spec in images.items():

@@ -16,7 +16,7 @@ class RslRlSettings(Settings):
     minibatches_field: ClassVar[str] = "num_mini_batches"
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden_dims", "activation", "obs_normalization", "init_std", "std_type"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
     )
     horizon = derived(lambda settings: settings.num_steps_per_env)
     minibatches = derived(lambda settings: settings.num_mini_batches)
@@ -53,3 +53,5 @@ class RslRlSettings(Settings):
     """Width of the first hidden layer of networks that use images, before --rsl-rl.hidden-dims; at least 1."""
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
     """Reduction of the last feature maps. Only flatten is supported."""
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""

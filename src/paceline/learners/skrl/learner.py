@@ -18,6 +18,7 @@ from paceline.learners.image_packing import ImagePacking
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
 from paceline.learners.rollout import vector_widths
+from paceline.learners.settings import refuse
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import row_sums, standardize
 
@@ -72,6 +73,7 @@ def make_encoder(images: ImagePacking | None, config: SkrlSettings, generator: t
     """Return an encoder of the images, or None if there are none."""
     if images is None:
         return None
+    refuse(config, "image_training", "targets", "policy", "ppo")
     layers = (config.image_channels, config.image_kernels, config.image_strides)
     return ImageEncoder(images.specs, *layers, config.image_features, config.image_pooling, generator)
 

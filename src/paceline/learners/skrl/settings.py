@@ -21,7 +21,7 @@ class SkrlSettings(Settings):
         "initial_log_std",
         "observation_normalization",
         "value_normalization",
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
     )
     horizon = derived(lambda settings: settings.rollouts)
     minibatches = derived(lambda settings: settings.mini_batches)
@@ -63,3 +63,5 @@ class SkrlSettings(Settings):
     image_strides: LayerWidths = translated("image_strides")
     image_features: PerIteration = translated("image_features")
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""
