@@ -42,7 +42,7 @@ class CartpoleCamera(Cartpole):
 ENTRY = TaskEntry(
     CartpoleCamera,
     summary="balance a pole on a cart, seen by a camera",
-    # The value loss is scaled down, because it would dominate the gradient of the encoder, which actor and critic share.
+    # A small weight, because the value loss would dominate the gradient of the encoder, which actor and critic share.
     training=TrainingSettings(
         horizon=32,
         epochs=4,
