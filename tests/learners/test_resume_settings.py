@@ -2,7 +2,9 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,12 +164,26 @@ def test_every_setting_is_decided(learner: str):
     assert set(kind.fixed).isdisjoint(CHANGES[learner])
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Settings], tuple[Path, dict[str, Any]]]:
+    """A function that returns a run of two iterations, which tests must not change, and the learner's state after two
+    more iterations with the same settings."""
+
+    @cache
+    def train_once(learner: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(learner)
+        run(folder / "run", learner, settings, 2, resume=False)
+        shutil.copytree(folder / "run", folder / "same")
+        return folder / "run", run(folder / "same", learner, settings, 4, resume=True)
+
+    return train_once
+
+
 @pytest.mark.parametrize(("learner", "name"), CASES)
-def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path):
+def test_a_changed_setting_takes_effect(learner: str, name: str, unchanged: Any, tmp_path: Path):
     settings = dataclasses.replace(SETTINGS[learner], **WITH.get((learner, name), {}))  # pyright: ignore[reportArgumentType]
-    run(tmp_path / "same", learner, settings, 2, resume=False)
-    shutil.copytree(tmp_path / "same", tmp_path / "changed")
-    same = run(tmp_path / "same", learner, settings, 4, resume=True)
+    start, same = unchanged(learner, settings)
+    shutil.copytree(start, tmp_path / "changed")
     changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
     assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
     assert settings_of(learner, RunDir(tmp_path / "changed").config().settings) == changed
@@ -208,9 +224,8 @@ def rate(state: dict[str, Any]) -> float:
     return float(value[0] if isinstance(value, list) else value)
 
 
-def test_a_changed_seed_takes_effect(tmp_path: Path):
-    run(tmp_path / "same", "ppo", SETTINGS["ppo"], 2, resume=False)
-    shutil.copytree(tmp_path / "same", tmp_path / "changed")
-    same = run(tmp_path / "same", "ppo", SETTINGS["ppo"], 3, resume=True)
-    changed = run(tmp_path / "changed", "ppo", SETTINGS["ppo"], 3, resume=True, seed=9)
+def test_a_changed_seed_takes_effect(unchanged: Any, tmp_path: Path):
+    start, same = unchanged("ppo", SETTINGS["ppo"])
+    shutil.copytree(start, tmp_path / "changed")
+    changed = run(tmp_path / "changed", "ppo", SETTINGS["ppo"], 4, resume=True, seed=9)
     assert differ(same["networks"], changed["networks"])
