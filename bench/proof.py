@@ -3,6 +3,7 @@
     python bench/proof.py go1-velocity --seconds 300              on a GPU
     python bench/proof.py shadow-hand-repose --seconds 600 --run-dir DIR     resumes if DIR holds a run
     python bench/proof.py g1-velocity --seconds 0 --run-dir DIR   only evaluates, on any machine
+    python bench/proof.py cartpole-camera --name cartpole-camera-depth -- --env.camera.streams depth
     python bench/proof.py --plot                                  plots bench/results into docs/images
 
 `--seconds` includes start-up, compilation and graph capture. Arguments after `--` are passed to `paceline train`.
@@ -41,6 +42,7 @@ KEPT = (
     "versions",
 )
 """Fields kept of result.json."""
+KEPT_CURVES = ("episode/", "measure/", "speed/", "images/")
 # From the palette of Okabe and Ito.
 COLOR, PUBLISHED_COLOR = "#0072B2", "#D55E00"
 PLOTTED_METRIC = {
@@ -49,6 +51,41 @@ PLOTTED_METRIC = {
     "go1-velocity-rough": "measure/terrain_level",
     "shadow-hand-repose": "measure/successes",
 }
+# Plots of the tasks with cameras: title, curve of the results, label of the axis, and the results by the names of the
+# lines.
+CAMERA_PLOTS = (
+    (
+        "cartpole-camera",
+        "episode/length",
+        "episode length",
+        {"rgb": "cartpole-camera", "depth": "cartpole-camera-depth"},
+    ),
+    ("reach-camera", "measure/success", "success rate", {"rgb": "reach-camera"}),
+    (
+        "go1-velocity-rough-camera",
+        "measure/terrain_level",
+        "terrain level",
+        {"depth camera": "go1-velocity-rough-camera", "height scan": "go1-velocity-rough-scan"},
+    ),
+    (
+        "shadow-hand-repose-camera",
+        "images/target_error",
+        "error of a keypoint coordinate, m",
+        {"rgb, depth, classes": "shadow-hand-repose-camera"},
+    ),
+    (
+        "shadow-hand-repose-camera",
+        "episode/return",
+        "return",
+        {"rgb, depth, classes": "shadow-hand-repose-camera"},
+    ),
+    (
+        "shadow-hand-repose-camera",
+        "measure/successes",
+        "consecutive successes",
+        {"rgb, depth, classes": "shadow-hand-repose-camera"},
+    ),
+)
 # Thresholds of Isaac Lab's benchmark for its direct tasks after 500 iterations.
 PUBLISHED = {"ant": ("Isaac Lab's threshold", 7000.0), "humanoid": ("Isaac Lab's threshold", 6000.0)}
 
@@ -58,22 +95,25 @@ def main() -> None:
     parser.add_argument("task", nargs="?")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--name", help="name of the result, by default that of the task")
     parser.add_argument("--episodes", type=int, default=512, help="number of evaluation episodes per engine")
     parser.add_argument("--engines", nargs="+", default=["mujoco"])
     parser.add_argument("--plot", action="store_true")
     args, options = parser.parse_known_args()
     if args.plot:
         plot()
+        plot_cameras()
         return
     if not args.task:
         parser.error("name a task, or use --plot")
-    run = RunDir(args.run_dir or Path("runs") / f"proof-{args.task}")
+    name = args.name or args.task
+    run = RunDir(args.run_dir or Path("runs") / f"proof-{name}")
     command = ["paceline", "train", args.task, *(option for option in options if option != "--")]
     if args.seconds:
         train(command, run, args.seconds)
     config = run.config()
     rates.write(
-        f"proof_{args.task}",
+        f"proof_{name}",
         task=args.task,
         command=" ".join(command),
         seed=config.seed,
@@ -108,7 +148,7 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
     rows: list[tuple[int, float, dict[str, float]]] = []
     for path in sorted(run.tensorboard.iterdir()):
         events = EventAccumulator(str(path)).Reload()
-        names = [name for name in events.Tags()["scalars"] if name.startswith(("episode/", "measure/", "speed/"))]
+        names = [name for name in events.Tags()["scalars"] if name.startswith(KEPT_CURVES)]
         values = {name: {event.step: event.value for event in events.Scalars(name)} for name in names}
         # A resumed run continues from a checkpoint: drop the iterations that it repeats.
         rows = [row for row in rows if row[0] < min(values["speed/steps_per_second"])]
@@ -137,7 +177,7 @@ def evaluate(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> di
     env = make_env(config, Rank(), range(episodes), for_evaluation=True)
     learner = make_learner(config, env, Group(Rank()))
     learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
-    policy, obs = learner.policy(), env.reset()
+    policy, obs = learner.policy().to(env.device), env.reset()
     running = torch.ones(episodes, dtype=torch.bool, device=env.device)
     fell = torch.zeros_like(running)
     ended = torch.zeros(episodes, len(env.log_names), device=env.device)
@@ -161,6 +201,7 @@ def plot() -> None:
     from matplotlib.figure import Figure
 
     found = [loads(path.read_text()) for path in sorted(rates.RESULTS.glob("proof_*.json"))]
+    found = [proof for proof in found if proof["task"] in (*PLOTTED_METRIC, "go1-velocity", "g1-velocity")]
     columns = min(3, len(found))
     figure = Figure(figsize=(4.0 * columns, 2.8 * -(-len(found) // columns)), layout="constrained")
     for place, proof in enumerate(found, start=1):
@@ -179,6 +220,26 @@ def plot() -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(IMAGES / "robots_learning.png", dpi=90)
+
+
+def plot_cameras() -> None:
+    """Plot the curves of the tasks with cameras over the seconds of training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.0, 5.6), layout="constrained")
+    for place, (title, metric, label, lines) in enumerate(CAMERA_PLOTS, start=1):
+        axes = figure.add_subplot(2, 3, place)
+        for (line, name), color in zip(lines.items(), (COLOR, PUBLISHED_COLOR), strict=False):
+            curve = loads((rates.RESULTS / f"proof_{name}.json").read_text())["curve"]
+            axes.plot(curve["seconds"], curve[metric], color=color, label=line)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("seconds of training", fontsize=9)
+        axes.set_ylabel(label, fontsize=9)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.legend(fontsize=8, frameon=False)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(IMAGES / "cameras_learning.png", dpi=90)
 
 
 if __name__ == "__main__":

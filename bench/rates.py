@@ -147,29 +147,35 @@ def mjlab(
     task: str = "Mjlab-Cartpole-Balance",
 ) -> Iterations:
     """Measure one of mjlab's tasks with the same sizes, in mjlab's own Python environment."""
+    found = run_mjlab(
+        python,
+        task=task,
+        num_envs=num_envs,
+        horizon=ppo.horizon,
+        epochs=ppo.epochs,
+        minibatches=ppo.minibatches,
+        hidden=ppo.hidden,
+        iterations=iterations,
+        warmup=0,
+        device=device,
+    )
+    return Iterations(num_envs * ppo.horizon, found["collection_seconds"], found["learning_seconds"])
+
+
+def run_mjlab(python: Path | str, **options: Any) -> dict[str, Any]:
+    """Run bench/peers/mjlab_rate.py in mjlab's own Python environment and return its result. Sizes that are not given
+    are those of mjlab's task."""
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "rate.json"
-        sizes = {
-            "task": task,
-            "num-envs": num_envs,
-            "horizon": ppo.horizon,
-            "epochs": ppo.epochs,
-            "minibatches": ppo.minibatches,
-            "iterations": iterations,
-            "warmup": 0,
-            "device": device,
-            "output": output,
-        }
-        argv = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-        argv += ["--hidden", *map(str, ppo.hidden)]
+        output, argv = Path(folder) / "rate.json", []
+        for name, value in (options | {"output": output}).items():
+            argv += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
         # The peer runs with torch's default for waiting threads.
         environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
         command = [python, HERE / "peers" / "mjlab_rate.py", *argv]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"mjlab failed:\n{done.stderr[-3000:]}")
-        found = json.loads(output.read_text())
-        return Iterations(num_envs * ppo.horizon, found["collection_seconds"], found["learning_seconds"])
+        return json.loads(output.read_text())
 
 
 def write(name: str, **figures: Any) -> None:

@@ -20,9 +20,10 @@ from paceline.run.config import TrainConfig, plain
 from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.cartpole_camera import CartpoleCamera
+from paceline.tasks.reach_camera import ReachCamera
 from paceline.train import TrainingFailedError, train
 from paceline.training.build import resolve
-from tests.cameras.small import SMALL_CAMERA, SMALL_ENCODER
+from tests.cameras.small import SMALL_CAMERA, SMALL_CAMERA_OF_ARM, SMALL_ENCODER
 
 SETTINGS = {"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
 CONFIG = TrainConfig(
@@ -61,9 +62,14 @@ def scalars(directory: RunDir) -> dict[str, list[tuple[int, float]]]:
 # A slow camera and stacked frames: their images are part of the checkpoint.
 SLOW_CAMERA = plain(CartpoleCamera(camera=dataclasses.replace(SMALL_CAMERA, every=3, frames=2)))
 IMAGES = {"task": "cartpole-camera", "env": SLOW_CAMERA, "settings": SETTINGS | SMALL_ENCODER}
+TARGETS = {
+    "task": "reach-camera",
+    "env": plain(ReachCamera(camera=SMALL_CAMERA_OF_ARM)),
+    "settings": SETTINGS | SMALL_ENCODER | {"image_training": "targets"},
+}
 
 
-@pytest.mark.parametrize("changes", [{}, IMAGES], ids=["vectors", "images"])
+@pytest.mark.parametrize("changes", [{}, IMAGES, TARGETS], ids=["vectors", "images", "image targets"])
 def test_resuming_is_bit_exact(changes: dict[str, Any], tmp_path: Path):
     whole = run(tmp_path / "whole", 20, **changes)
     parts = run(tmp_path / "parts", 10, **changes)
@@ -71,7 +77,8 @@ def test_resuming_is_bit_exact(changes: dict[str, Any], tmp_path: Path):
     uninterrupted, resumed = (flat(checkpoint.load(checkpoint.newest(d.checkpoints))) for d in (whole, parts))
     assert uninterrupted.keys() == resumed.keys()
     assert {"learner/adam/exp_avg", "learner/envs/sim/qacc_warmstart"} <= uninterrupted.keys()
-    assert ("learner/normalizers/policy/mean" in uninterrupted) == (not changes)
+    assert ("learner/normalizers/policy/mean" in uninterrupted) == (changes is not IMAGES)
+    assert ("learner/image_adam/exp_avg" in uninterrupted) == (changes is TARGETS)
     for name, value in uninterrupted.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, resumed[name]), name

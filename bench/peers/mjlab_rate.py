@@ -3,7 +3,8 @@
 Task, environment, vecenv wrapper and RSL-RL runner are mjlab's own, set up as its train command does it; only the
 sizes named on the command line differ. A step is one environment step, `decimation` physics steps of `timestep`
 seconds. Collection and learning are the seconds that the runner's loop itself reports, with the GPU idle at both
-boundaries; writing logs and checkpoints lies outside both, as in the rate mjlab prints.
+boundaries; writing logs and checkpoints lies outside both, as in the rate mjlab prints. With --stepping, env steps with
+random actions are measured first.
 
 Run it in an environment of its own, because mjlab's pins exclude Paceline's MuJoCo:
 
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -44,14 +46,16 @@ class IterationTime:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Defaults are the task's own, except for the number of environments, which mjlab leaves to its user."""
+    """Sizes that are not given are the task's own, except for the number of environments, which mjlab leaves to its
+    user."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="Mjlab-Cartpole-Balance", help="as mjlab calls it")
     parser.add_argument("--num-envs", type=int, default=4096)
-    parser.add_argument("--horizon", type=int, default=32, help="steps per environment and iteration")
-    parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64], help="layer widths of actor and critic")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--horizon", type=int, help="steps per environment and iteration")
+    parser.add_argument("--hidden", type=int, nargs="+", help="layer widths of actor and critic")
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--minibatches", type=int)
+    parser.add_argument("--stepping", type=int, default=0, help="steps with random actions that are measured")
     parser.add_argument("--iterations", type=int, default=10, help="iterations measured, after the warm-up")
     parser.add_argument("--warmup", type=int, default=3, help="iterations run first and left out")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
@@ -60,24 +64,43 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.iterations < 1:
         parser.error(f"--iterations is {args.iterations}; measure at least 1")
-    if args.num_envs * args.horizon % args.minibatches:
-        # RSL-RL drops the remainder, so the update would do less work than the result claims.
-        parser.error(f"--minibatches {args.minibatches} does not divide {args.num_envs} x {args.horizon} samples")
     return args
 
 
 def make_runner(args: argparse.Namespace, log_dir: str) -> MjlabOnPolicyRunner:
+    """Set up a runner, and set the sizes of `args` that are not given to the task's own."""
     env_cfg, agent_cfg = load_env_cfg(args.task), load_rl_cfg(args.task)
     env_cfg.scene.num_envs = args.num_envs
     env_cfg.seed = agent_cfg.seed = args.seed
-    agent_cfg.num_steps_per_env = args.horizon
-    agent_cfg.actor.hidden_dims = agent_cfg.critic.hidden_dims = tuple(args.hidden)
-    agent_cfg.algorithm.num_learning_epochs = args.epochs
-    agent_cfg.algorithm.num_mini_batches = args.minibatches
+    args.horizon = agent_cfg.num_steps_per_env = args.horizon or agent_cfg.num_steps_per_env
+    if args.hidden:
+        agent_cfg.actor.hidden_dims = agent_cfg.critic.hidden_dims = tuple(args.hidden)
+    args.hidden = list(agent_cfg.actor.hidden_dims)
+    algorithm = agent_cfg.algorithm
+    args.epochs = algorithm.num_learning_epochs = args.epochs or algorithm.num_learning_epochs
+    args.minibatches = algorithm.num_mini_batches = args.minibatches or algorithm.num_mini_batches
+    if args.num_envs * args.horizon % args.minibatches:
+        # RSL-RL drops the remainder, so the update would do less work than the result claims.
+        sys.exit(f"{args.minibatches} minibatches do not divide {args.num_envs} x {args.horizon} samples")
     agent_cfg.logger = "tensorboard"  # its default, wandb, needs an account and a network
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(env_cfg, device=args.device), clip_actions=agent_cfg.clip_actions)
     runner_class = load_runner_cls(args.task) or MjlabOnPolicyRunner
     return runner_class(env, asdict(agent_cfg), log_dir, args.device)
+
+
+def stepping_rate(env: RslRlVecEnvWrapper, steps: int, synchronize: Callable[[], None]) -> float:
+    """Return env steps per second with uniform random actions, after a quarter as many steps to warm up."""
+
+    def step(count: int) -> float:
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            env.step(2.0 * torch.rand(env.num_envs, env.num_actions, device=env.device) - 1.0)
+        synchronize()
+        return time.perf_counter() - began
+
+    step(max(1, steps // 4))
+    return env.num_envs * steps / step(steps)
 
 
 def record_times(runner: MjlabOnPolicyRunner, horizon: int, synchronize: Callable[[], None]) -> list[IterationTime]:
@@ -115,7 +138,13 @@ def measure(args: argparse.Namespace) -> dict:
         runner = make_runner(args, log_dir)
         env_cfg = runner.env.unwrapped.cfg
         on_gpu = torch.device(args.device).type == "cuda"
-        times = record_times(runner, args.horizon, lambda: torch.cuda.synchronize(args.device) if on_gpu else None)
+
+        def synchronize() -> None:
+            if on_gpu:
+                torch.cuda.synchronize(args.device)
+
+        stepping = stepping_rate(runner.env, args.stepping, synchronize) if args.stepping else None
+        times = record_times(runner, args.horizon, synchronize)
         runner.learn(args.warmup + args.iterations, init_at_random_ep_len=True)
         runner.logger.writer.close()  # RSL-RL leaves it open, and its thread would outlive the folder
         runner.env.close()
@@ -136,6 +165,7 @@ def measure(args: argparse.Namespace) -> dict:
         "minibatches": args.minibatches,
         "seed": args.seed,
         "warmup": args.warmup,
+        "stepping_steps_per_second": stepping,
         "collect_steps_per_second": steps / sum(collection),
         "train_steps_per_second": steps / (sum(collection) + sum(learning)),
         "iteration_seconds": [c + u for c, u in zip(collection, learning, strict=True)],

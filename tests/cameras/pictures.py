@@ -20,7 +20,7 @@ from paceline.cameras.scene import bake_colors
 from paceline.sim.mujoco_sim import MujocoSim
 from paceline.tasks import registry
 from tests.cameras.images import opengl, render
-from tests.cameras.scenes import make_model
+from tests.cameras.scenes import make_mesh_model, make_model
 
 CAMERA = Camera(width=160, height=120, streams=STREAMS, far=8.0, antialias=True, mesh_detail=0.5)
 
@@ -36,6 +36,11 @@ def main(folder: Path) -> None:
         ours = [render(kind(view, camera, sim, {}), camera, 1)["rgb"][0] for kind in (RayRenderer, GpuRenderer)]
         rows += [*ours, torch.from_numpy(opengl(model, sim, view, camera)["rgb"]).permute(2, 0, 1)]
     write(folder / "renderers.png", mosaic(torch.stack(rows), columns=3))
+    sim, camera = MujocoSim(make_mesh_model(), 1), replace(CAMERA, streams=("rgb",), mesh_detail=0.0)
+    smooth = replace(camera, smooth_normals=True)
+    ours = [render(GpuRenderer("front", each, sim, {}), each, 1)["rgb"][0] for each in (camera, smooth)]
+    theirs = torch.from_numpy(opengl(sim.model, sim, "front", camera)["rgb"]).permute(2, 0, 1)
+    write(folder / "smooth_normals.png", mosaic(torch.stack((*ours, theirs)), columns=3))
     sim = MujocoSim(models["geoms"], 1)
     camera = replace(CAMERA, antialias=False)
     images = render(RayRenderer("front", camera, sim, {"ball": 1, "others": 2, "hills": 3}), camera, 1)

@@ -1,4 +1,4 @@
-"""A scene with every kind of geom, light and texture that the renderers draw."""
+"""A scene with every kind of geom, light and texture that the renderers draw, and a scene of meshes."""
 
 import mujoco
 import numpy as np
@@ -44,6 +44,23 @@ MJCF = f"""
 </mujoco>
 """
 
+MESH_MJCF = """
+<mujoco>
+  <asset>
+    <mesh name="ball" builtin="sphere" params="3"/>
+    <mesh name="cube" vertex="0 0 0  .4 0 0  0 .4 0  .4 .4 0  0 0 .4  .4 0 .4  0 .4 .4  .4 .4 .4"/>
+  </asset>
+  <worldbody>
+    <light type="directional" dir="-.3 .4 -1" diffuse=".5 .5 .5" specular=".2 .2 .2"/>
+    <body pos="0 0 .6" euler="10 20 30">
+      <freejoint/>
+      <geom name="ball" type="mesh" mesh="ball" rgba=".8 .3 .3 1"/>
+      <geom name="cube" type="mesh" mesh="cube" pos="1.3 0 0" euler="10 20 30"/>
+    </body>
+  </worldbody>
+</mujoco>
+"""
+
 
 def make_model(camera: Camera | None = None) -> mujoco.MjModel:
     """Return the model with a camera "front"."""
@@ -52,6 +69,15 @@ def make_model(camera: Camera | None = None) -> mujoco.MjModel:
     hills.userdata = np.abs(np.sin(np.arange(81) * 0.7)).tolist()
     pose = Camera(pos=POS, quat=look_at(POS, TARGET), fovy=40.0)
     add_cameras(spec, {"front": camera or pose})
+    model = spec.compile()
+    bake_colors(model)
+    return model
+
+
+def make_mesh_model() -> mujoco.MjModel:
+    """Return a round and a sharp mesh, seen by a camera "front"."""
+    spec, pos = mujoco.MjSpec.from_string(MESH_MJCF), (2.0, -3.2, 1.2)
+    add_cameras(spec, {"front": Camera(pos=pos, quat=look_at(pos, (0.4, 0.0, 0.6)), fovy=40.0)})
     model = spec.compile()
     bake_colors(model)
     return model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.cameras.camera import Camera
+from paceline.cameras.camera import Camera, add_cameras, look_at
 from paceline.cameras.gpu_renderer import GpuRenderer
 from paceline.cameras.ray_renderer import RayRenderer
 from paceline.cameras.scene import bake_colors
@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.sim.mujoco_sim import MujocoSim
 from paceline.tasks import registry
 from tests.cameras.images import fraction, opengl, render, similarity
-from tests.cameras.scenes import make_model
+from tests.cameras.scenes import MJCF, POS, TARGET, make_model
 
 STREAMS = ("rgb", "depth", "distance", "segmentation", "classes", "normals")
 CAMERA = Camera(width=96, height=72, streams=STREAMS, far=30.0, depth_dtype="float32", mesh_detail=0.0)
@@ -56,6 +56,19 @@ def test_kernel_draws_all_geoms_lights_and_textures_as_the_cpu_renderer(antialia
     assert names == {"floor", "plate", "hills", "ball", "egg", "pill", "can", "cube", "gem"}
     assert set(one["classes"].unique().tolist()) == {0, 1, 7}
     assert not torch.equal(one["rgb"][0], one["rgb"][1])
+
+
+def test_geoms_without_textures_have_the_color_of_their_material() -> None:
+    sim = MujocoSim(make_model(), 1)
+    camera = replace(CAMERA, streams=("rgb", "segmentation"), textures=False)
+    textured = render(RayRenderer("front", replace(camera, textures=True), sim, {}), camera, 1)["rgb"]
+    one, other = (render(kind("front", camera, sim, {}), camera, 1) for kind in (RayRenderer, GpuRenderer))
+    assert fraction((one["rgb"].int() - other["rgb"].int()).abs() <= 1) > 0.999
+    names = [sim.model.geom(geom).name if geom >= 0 else "" for geom in one["segmentation"].flatten().tolist()]
+    has_texture = torch.tensor([name in ("floor", "plate", "cube") for name in names]).view(72, 96)
+    changed = (one["rgb"] != textured)[0].any(0)
+    assert fraction(changed[has_texture]) > 0.9
+    assert not changed[~has_texture].any()
 
 
 def test_shadows_darken_only_what_the_lights_do_not_reach() -> None:
@@ -134,6 +147,19 @@ def test_a_background_that_is_rendered_once_gives_the_same_images() -> None:
     sim.sense()
     once, again = (render(RayRenderer("front", CAMERA, sim, {}, background=each), CAMERA, 2) for each in (True, False))
     assert all(torch.equal(once[stream], again[stream]) for stream in STREAMS)
+
+
+def test_many_geoms_beside_meshes_are_drawn_in_smaller_tiles() -> None:
+    spec = mujoco.MjSpec.from_string(MJCF)
+    spec.hfield("hills").userdata = np.abs(np.sin(np.arange(81) * 0.7)).tolist()
+    add_cameras(spec, {"front": Camera(pos=POS, quat=look_at(POS, TARGET), fovy=40.0)})
+    for index in range(300):
+        spec.worldbody.add_geom(size=[0.03, 0, 0], pos=[0.2 * (index % 20) - 2, 0.2 * (index // 20) - 1.5, 0.05])
+    sim, camera = MujocoSim(spec.compile(), 1), replace(CAMERA, streams=("segmentation", "depth"))
+    one, other = (render(kind("front", camera, sim, {}), camera, 1) for kind in (RayRenderer, GpuRenderer))
+    assert fraction(one["segmentation"] == other["segmentation"]) > 0.999
+    assert fraction((one["depth"] - other["depth"]).abs() < 0.005) > 0.999
+    assert len(one["segmentation"].unique()) > 100
 
 
 def test_more_geoms_than_fit_into_shared_memory_are_refused() -> None:

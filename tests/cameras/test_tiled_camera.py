@@ -68,6 +68,23 @@ def test_slow_camera_keeps_its_image_but_a_reset_env_gets_a_new_one() -> None:
     assert not torch.equal(after[1], three[1])
 
 
+def test_rate_is_a_number_of_control_steps() -> None:
+    control_rate = 1.0 / make_env().step_seconds
+    for slow in (make_env(rate=control_rate / 3.0), make_env(rate=1.003 * control_rate / 3.0)):
+        every, rate = push(make_env(every=3), 7), push(slow, 7)
+        assert all(torch.equal(one["front_rgb"], other["front_rgb"]) for one, other in zip(every, rate, strict=True))
+
+
+def test_rates_that_do_not_divide_the_control_rate_are_refused() -> None:
+    # The control rate of cartpole is 60 Hz.
+    with pytest.raises(UserError, match=r"'front': rate 25 Hz .* control rate of 60 Hz: choose 20 or 30"):
+        make_env(rate=25.0)
+    with pytest.raises(UserError, match=r"rate 70 Hz .* control rate of 60 Hz: choose 60"):
+        make_env(rate=70.0)
+    with pytest.raises(UserError, match="every 2 and rate 30 exclude each other"):
+        make_env(every=2, rate=30.0)
+
+
 def test_frames_are_stacked_newest_last_and_start_with_the_first_image() -> None:
     env = make_env(frames=2)
     start = env.observe()["front_rgb"]

@@ -100,11 +100,7 @@ def test_another_package_cannot_replace_a_built_in_task(tmp_path: Path, monkeypa
     assert registry.find("cartpole") is ENTRY
 
 
-# The task of this name is not part of the registry yet.
-MISSING = {"Isaac-Repose-Cube-Shadow-Vision-Direct-v0"}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.xfail] * (n in MISSING)) for n in ALIASES])
+@pytest.mark.parametrize("name", ALIASES)
 def test_every_name_of_another_library_is_a_task_that_states_its_difference(name: str):
     alias = registry.alias(name)
     assert alias

@@ -1,5 +1,6 @@
 """Options of a camera, and the observation groups that it produces."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -17,6 +18,8 @@ STREAMS: tuple[Stream, ...] = get_args(Stream)
 Vector = tuple[float, float, float]
 Pixels = Annotated[int, Ge(8), Le(1024)]
 MAX_LATENCY = 100
+# Largest relative deviation from a whole number of control steps per image.
+_RATE_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,29 @@ class Camera:
     """Type of depth, distance and normals."""
     every: Annotated[int, Ge(1), Le(1000)] = 1
     """Number of control steps per image, 1 to 1000. An env that was reset always gets a new image."""
+    rate: Positive | None = None
+    """Images per second of simulated time, Hz, instead of `every`; above 0. The number of control steps per image must
+    be whole. The default is an image in every control step."""
     frames: Annotated[int, Ge(1), Le(16)] = 1
     """Number of successive images that are stacked along the channels, newest last, 1 to 16."""
     shadows: bool = False
     """Let primitive geoms cast the shadows of the model's lights."""
+    textures: bool = True
+    """Draw the textures of planes and boxes. Without them, geoms have the color of their material. The skybox is always
+    drawn."""
+    smooth_normals: bool = False
+    """Interpolate the normals of meshes between the vertices, as MuJoCo's OpenGL renderer does, in rgb and normals. The
+    default is one normal per triangle."""
     antialias: bool = False
     """Average four rays per pixel in rgb. The other streams then show the first of the four, which is a quarter of a
     pixel to the upper left."""
     mesh_detail: NonNegative = 0.5
     """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0. Smaller
     details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""
+    renderer: Literal["auto", "paceline", "mujoco_warp"] = "auto"
+    """Renderer on the engine warp. auto uses MuJoCo Warp's renderer, which is much slower, for scenes that Paceline's
+    renderer cannot draw: too many geoms, flexes and SDF geoms. paceline draws such scenes without flexes and SDF geoms,
+    and refuses too many geoms."""
     effects: SensorEffects = SensorEffects()
 
     def check(self, name: str) -> None:
@@ -80,10 +96,28 @@ class Camera:
             raise UserError(f"camera {name!r}: streams {' '.join(self.streams)!r} must be at least one, each once")
         if self.near >= self.far:
             raise UserError(f"camera {name!r}: near {self.near:g} must be below far {self.far:g}")
+        if self.rate is not None and self.every > 1:
+            raise UserError(f"camera {name!r}: every {self.every} and rate {self.rate:g} exclude each other: give one")
         low, high = self.effects.latency
         if not 0 <= low <= high <= MAX_LATENCY:
             allowed = f"a minimum and a maximum from 0 to {MAX_LATENCY} control steps"
             raise UserError(f"camera {name!r}: latency {low} {high} must be {allowed}")
+
+    def steps_per_image(self, name: str, step_seconds: float) -> int:
+        """Return the number of control steps per image. Raise UserError if it is not whole at this `rate`."""
+        if self.rate is None:
+            return self.every
+        control_rate = 1.0 / step_seconds
+        steps = control_rate / self.rate
+        nearest = max(1, round(steps))
+        if abs(steps - nearest) > _RATE_TOLERANCE * nearest:
+            choices = sorted({control_rate / max(1, each) for each in (math.floor(steps), math.ceil(steps))})
+            allowed = " or ".join(f"{each:.6g}" for each in choices)
+            raise UserError(
+                f"camera {name!r}: rate {self.rate:g} Hz does not divide the control rate of {control_rate:.6g} Hz: "
+                f"choose {allowed}"
+            )
+        return nearest
 
     @property
     def samples(self) -> int:

@@ -19,7 +19,7 @@ import warp as wp
 from torch import Tensor
 
 from paceline.cameras.camera import STREAMS, Camera, stream_spec
-from paceline.cameras.level_of_detail import MAX_VERTICES, Triangles, make_triangles
+from paceline.cameras.level_of_detail import MAX_VERTICES, Triangles, describe, make_triangles
 from paceline.cameras.scene import HFIELD, MESH, PLANE, Scene, make_scene
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
@@ -28,9 +28,14 @@ from paceline.sim.warp_sim import on_torch_stream
 _THREADS, _THREADS_FOR_TRIANGLES = 128, 256
 # With more registers per thread fewer blocks run at once: measured on an H200, meshes are drawn 1.13 times faster.
 _MAX_REGISTERS = 64
-# Side of a tile in samples. Its depth buffer, 8 bytes per sample, must fit into the shared memory of a block.
-_TILE = 64
+# Sides of a tile in samples, the fastest first. The depth buffer of triangles, 8 bytes per sample, and the geoms must
+# fit into the shared memory of a block.
+_TILES = (64, 32, 16)
 _SHARED_BYTES = 48 * 1024
+
+
+class TooManyGeomsError(UserError):
+    """The geoms of an env do not fit into the shared memory of a thread block."""
 
 
 class GpuRenderer:
@@ -45,10 +50,18 @@ class GpuRenderer:
         # Primitives first.
         drawn = np.concatenate((self.scene.drawn[~is_mesh], self.scene.drawn[is_mesh]))
         self.triangles: Triangles = make_triangles(sim.model, drawn, name, camera)
+        self.message = describe(self.triangles, name, camera)
         self._threads = _THREADS_FOR_TRIANGLES if len(self.triangles.cluster_ints) else _THREADS
-        constants = _constants(self.scene, name, camera, self.triangles, self._threads)
-        constants |= {"NUM_PRIMITIVES": int((~is_mesh).sum()), "NUM_DRAWN": len(drawn)}
-        _check_shared_memory(name, constants)
+        counts = {"NUM_PRIMITIVES": int((~is_mesh).sum()), "NUM_DRAWN": len(drawn)}
+        choices = [
+            _constants(self.scene, name, camera, self.triangles, self._threads, tile) | counts for tile in _TILES
+        ]
+        constants = next((each for each in choices if len(drawn) <= _max_geoms(each)), None)
+        if constants is None:
+            raise TooManyGeomsError(
+                f"camera {name!r} draws {len(drawn)} geoms, more than {_max_geoms(choices[-1])}: choose fewer "
+                "geom_groups, or hide geoms that the camera does not need with an alpha of 0"
+            )
         self._blocks = sim.num_envs * constants["TILES"]
         self._kernel, arguments = _make_kernel(constants, camera)
         self._arrays, self._tensors = arguments(), {}
@@ -78,10 +91,12 @@ class GpuRenderer:
             setattr(self._arrays, name, wp.from_torch(tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)))
 
 
-def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, threads: int) -> dict[str, int]:
+def _constants(
+    scene: Scene, name: str, camera: Camera, triangles: Triangles, threads: int, tile: int
+) -> dict[str, int]:
     """Return the constants of renderer.cuh except the numbers of geoms."""
     model, samples = scene.model, camera.samples
-    tiles = [math.ceil(pixels / (_TILE // samples)) for pixels in (camera.width, camera.height)]
+    tiles = [math.ceil(pixels / (tile // samples)) for pixels in (camera.width, camera.height)]
     return {
         "WIDTH": camera.width,
         "HEIGHT": camera.height,
@@ -97,6 +112,7 @@ def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, th
         "NUM_LIGHTS": model.nlight,
         "NUM_CLUSTERS": len(triangles.cluster_ints),
         "MAX_VERTICES": MAX_VERTICES,
+        "VERTEX_FLOATS": triangles.vertices.shape[1],
         "BLOCK": threads,
         "SKY": scene.sky,
         "TEXTURE_LEVELS": scene.textures.starts.shape[1],
@@ -105,19 +121,14 @@ def _constants(scene: Scene, name: str, camera: Camera, triangles: Triangles, th
     }
 
 
-def _check_shared_memory(name: str, constants: dict[str, int]) -> None:
-    """Raise UserError if the geoms of an env do not fit into the shared memory of a block, with the layout that is
-    described in renderer.cuh."""
+def _max_geoms(constants: dict[str, int]) -> int:
+    """Return the number of geoms that fit into the shared memory of a block, with the layout that is described in
+    renderer.cuh."""
     per_geom, needed = 23 * 4, (constants["NUM_LIGHTS"] + 1) * 15 * 4
     if constants["NUM_CLUSTERS"]:
         samples = constants["TILE_WIDTH"] * constants["TILE_HEIGHT"] * constants["SAMPLES"] ** 2
         needed += 8 * samples + constants["BLOCK"] // 32 * MAX_VERTICES * 5 * 4
-    most = (_SHARED_BYTES - needed) // per_geom
-    if constants["NUM_DRAWN"] > most:
-        raise UserError(
-            f"camera {name!r} draws {constants['NUM_DRAWN']} geoms, more than {most}: choose fewer geom_groups, or "
-            "hide geoms that the camera does not need with an alpha of 0"
-        )
+    return (_SHARED_BYTES - needed) // per_geom
 
 
 def _tables(scene: Scene, drawn: np.ndarray, triangles: Triangles) -> dict[str, np.ndarray]:

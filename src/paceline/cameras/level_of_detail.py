@@ -12,7 +12,10 @@ import mujoco
 import numpy as np
 
 from paceline.cameras.camera import Camera
+from paceline.cameras.meshes import area_normals, mesh_triangles, unit
 from paceline.cameras.scene import HFIELD, MESH
+from paceline.cameras.smooth_normals import computed_normals, mesh_normals, split_vertices
+from paceline.cameras.surface_deviation import distances, visible_points
 
 # Numbers of directions and of points per triangle with which the visibility of triangles is tested.
 _DIRECTIONS, _POINTS = 80, 12
@@ -25,7 +28,8 @@ class Triangles(NamedTuple):
     """Triangles of all drawn geoms, in clusters that are culled as a whole and share vertices."""
 
     vertices: np.ndarray
-    """Vertices of the clusters in the frame of their geom, float32 [vertex, 3]."""
+    """Vertices of the clusters in the frame of their geom, float32 [vertex, 3], or [vertex, 6] with smooth normals. A
+    vertex without a normal (0, 0, 0) has that of its triangle."""
     triangles: np.ndarray
     """Three vertices, counted within the cluster, in one number with 8 bits each; and the cluster, int32 [triangle,
     2]."""
@@ -34,24 +38,38 @@ class Triangles(NamedTuple):
     cluster_ints: np.ndarray
     """Drawn geom, first vertex, number of vertices, first triangle and number of triangles, int32 [cluster, 5]."""
     full_count: int
-    """Number of triangles before simplification."""
+    """Number of triangles of the meshes before simplification."""
+    mesh_count: int
+    """Number of triangles of the meshes after simplification."""
+    deviation: np.ndarray
+    """Distances of points on the visible surface of the meshes from the simplified surface, m, [point]."""
 
 
 def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: Camera) -> Triangles:
     """Return the triangles of the drawn geoms that are meshes or heightfields, simplified for a camera."""
     vertices, triangles, floats, ints = [], [], [], []
-    num_vertices = num_triangles = full_count = 0
-    pixels = pixel_sizes(model, name, camera)
+    num_vertices = num_triangles = full_count = mesh_count = 0
+    data, deviation = initial_pose(model), [np.zeros(0)]
+    pixels = pixel_sizes(model, data, name, camera)
     for slot, geom in enumerate(drawn.tolist()):
         if model.geom_type[geom] == MESH:
-            points, faces = _mesh(model, model.geom_dataid[geom])
+            mesh = model.geom_dataid[geom]
+            points, faces = mesh_triangles(model, mesh)
             full_count += len(faces)
             if camera.mesh_detail:
                 points, faces = simplify(points, faces, camera.mesh_detail * float(pixels[geom]))
-            clusters = _mesh_clusters(points, faces)
+                # A mesh that is smaller than a cell becomes a point.
+                surface = points[faces] if len(faces) else points[:1, None].repeat(3, axis=1)
+                deviation.append(distances(visible_points(model, data, geom), surface))
+            mesh_count += len(faces)
+            if camera.smooth_normals:
+                normals = computed_normals(points, faces) if camera.mesh_detail else mesh_normals(model, mesh)
+                points, faces = split_vertices(points, faces, normals)
+            clusters = _mesh_clusters(points[:, :3], faces)
         elif model.geom_type[geom] == HFIELD:
             points, clusters = _heightfield(model, model.geom_dataid[geom])
-            full_count += sum(map(len, clusters))
+            if camera.smooth_normals:
+                points = np.pad(points, ((0, 0), (0, 3)))
         else:
             continue
         for faces in clusters:
@@ -59,34 +77,47 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
             local = local.reshape(-1, 3)
             triangles.append(np.stack((local @ (1, 2**8, 2**16), np.full(len(local), len(ints))), axis=1))
             vertices.append(points[used])
-            floats.append(_bounds(points[faces]))
+            floats.append(_bounds(points[faces][..., :3]))
             ints.append((slot, num_vertices, len(used), num_triangles, len(faces)))
             num_vertices, num_triangles = num_vertices + len(used), num_triangles + len(faces)
     return Triangles(
-        np.concatenate(vertices or [np.zeros((1, 3))]).astype(np.float32),
+        np.concatenate(vertices or [np.zeros((1, 6 if camera.smooth_normals else 3))]).astype(np.float32),
         np.concatenate(triangles or [np.zeros((1, 2))]).astype(np.int32),
         np.array(floats, np.float32).reshape(-1, 8),
         np.array(ints, np.int32).reshape(-1, 5),
         full_count,
+        mesh_count,
+        np.concatenate(deviation),
     )
 
 
-def pixel_sizes(model: mujoco.MjModel, name: str, camera: Camera) -> np.ndarray:
-    """Return the size of a pixel at the nearest point of each geom in the initial pose, m, [geom]."""
+def initial_pose(model: mujoco.MjModel) -> mujoco.MjData:
+    """Return the poses of all objects in the first keyframe, or without keyframes those of the model."""
     data = mujoco.MjData(model)
     if model.nkey:
         mujoco.mj_resetDataKeyframe(model, data, 0)
     mujoco.mj_forward(model, data)
+    return data
+
+
+def describe(triangles: Triangles, name: str, camera: Camera) -> str:
+    """Return a line that states how the meshes are simplified for a camera; empty if they are not."""
+    if not len(triangles.deviation):
+        return ""
+    half, most = (1e3 * np.quantile(triangles.deviation, part) for part in (0.5, 0.99))
+    return (
+        f"Camera {name}: meshes are simplified from {triangles.full_count:,} to {triangles.mesh_count:,} triangles "
+        f"(mesh_detail {camera.mesh_detail:g}). Half of the visible surface deviates by at most {half:.2f} mm, "
+        f"99 % by at most {most:.2f} mm."
+    )
+
+
+def pixel_sizes(model: mujoco.MjModel, data: mujoco.MjData, name: str, camera: Camera) -> np.ndarray:
+    """Return the size of a pixel at the nearest point of each geom in a pose, m, [geom]."""
     index = model.camera(name).id
     distance = np.linalg.norm(data.geom_xpos - data.cam_xpos[index], axis=1) - model.geom_rbound
     tangent = math.tan(0.5 * math.radians(model.cam_fovy[index]))
     return 2.0 * tangent / camera.height * np.maximum(distance, camera.near)
-
-
-def _mesh(model: mujoco.MjModel, mesh: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vertices, float64 [vertex, 3], and the triangles of a mesh, [triangle, 3]."""
-    vertices = model.mesh_vert[model.mesh_vertadr[mesh] :][: model.mesh_vertnum[mesh]]
-    return vertices.astype(np.float64), model.mesh_face[model.mesh_faceadr[mesh] :][: model.mesh_facenum[mesh]]
 
 
 def simplify(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
@@ -108,12 +139,11 @@ def _representatives(vertices: np.ndarray, faces: np.ndarray, merged: np.ndarray
     count = merged.max() + 1
     sizes = np.bincount(merged, minlength=count)[:, None]
     mean = np.stack([np.bincount(merged, vertices[:, axis], count) for axis in range(3)], axis=1) / sizes
-    a, b, c = (vertices[faces[:, corner]] for corner in range(3))
-    normal = np.cross(b - a, c - a)
+    first, normal = vertices[faces[:, 0]], area_normals(vertices[faces])
     matrix, vector = np.zeros((count, 3, 3)), np.zeros((count, 3))
     for corner in range(3):
         group = merged[faces[:, corner]]
-        offset = ((a - mean[group]) * normal).sum(1)
+        offset = ((first - mean[group]) * normal).sum(1)
         np.add.at(matrix, group, normal[:, :, None] * normal[:, None, :])
         np.add.at(vector, group, offset[:, None] * normal)
     values, axes = np.linalg.eigh(matrix)
@@ -133,7 +163,7 @@ def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
     directions = np.stack((np.cos(azimuth) * np.sin(polar), np.sin(azimuth) * np.sin(polar), np.cos(polar)), axis=1)
     weights = np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0), _POINTS)
     points = np.einsum("kc,fcd->fkd", weights, triangles)
-    normal = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    normal = area_normals(triangles)
     seen = np.zeros(len(triangles), dtype=bool)
     for direction in directions:
         facing = (normal @ direction > 0.0) & ~seen
@@ -178,8 +208,7 @@ def _mesh_clusters(points: np.ndarray, faces: np.ndarray) -> list[np.ndarray]:
     """Divide triangles into clusters of neighbors that face a similar direction."""
     if not len(faces):
         return []
-    normals = np.cross(points[faces[:, 1]] - points[faces[:, 0]], points[faces[:, 2]] - points[faces[:, 0]])
-    normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
+    normals = unit(area_normals(points[faces]))
     centers = points[faces].mean(1)
     extent = max(float(np.ptp(centers, axis=0).max()), 1e-9)
     features = np.concatenate((centers / extent, 0.5 * normals), axis=1)
@@ -201,7 +230,7 @@ def _bounds(triangles: np.ndarray) -> tuple[float, ...]:
     points = triangles.reshape(-1, 3)
     center = 0.5 * (points.min(0) + points.max(0))
     radius = float(np.linalg.norm(points - center, axis=1).max())
-    normals = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
+    normals = area_normals(triangles)
     length = np.linalg.norm(normals, axis=1, keepdims=True)
     normals = (normals / np.maximum(length, 1e-12))[length[:, 0] > 1e-12]
     if not len(normals):

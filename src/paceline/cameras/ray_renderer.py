@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.cameras.camera import Camera
-from paceline.cameras.scene import DIRECTIONAL, Scene, make_scene
+from paceline.cameras.scene import DIRECTIONAL, MESH, Scene, make_scene
 from paceline.cameras.shading import EnvAppearance, Hits, Shader
+from paceline.cameras.smooth_normals import SmoothMesh
 from paceline.sim.mujoco_sim import MujocoSim
 
 # Number of rays that are cast at once, which bounds the memory.
@@ -47,9 +48,17 @@ class RayRenderer:
         x = (columns - 0.5 * len(columns)) / (0.5 * len(rows))
         y = (0.5 * len(rows) - rows) / (0.5 * len(rows))
         self._grid = np.stack((*np.meshgrid(x, y), np.full((len(rows), len(columns)), -1.0)), axis=-1).reshape(-1, 3)
+        self._smooth_meshes = self._make_smooth_meshes() if camera.smooth_normals else {}
         self._background: _Pixels | None = None
         if background and not camera.shadows and _is_fixed(sim, self._index):
             self._background = self._render_background(name, classes)
+
+    def _make_smooth_meshes(self) -> dict[int, SmoothMesh]:
+        """Return the meshes of the drawn geoms, by geom."""
+        model, drawn = self._sim.model, self.scene.drawn
+        meshes = {geom: int(model.geom_dataid[geom]) for geom in drawn.tolist() if model.geom_type[geom] == MESH}
+        made = {mesh: SmoothMesh(model, mesh) for mesh in set(meshes.values())}
+        return {geom: made[mesh] for geom, mesh in meshes.items()}
 
     def _render_background(self, name: str, classes: Mapping[str, int]) -> "_Pixels":
         """Render the geoms that cannot move, which are the same in all envs."""
@@ -97,6 +106,7 @@ class RayRenderer:
     def _pixels(self, view: "_View") -> "_Pixels":
         """Cast the rays of a view and compute their colors, if the camera has the stream rgb."""
         depth, geom, normal = self._cast(view)
+        self._smooth(view, depth, geom, normal)
         behind, back = np.zeros(geom.shape, dtype=bool), self._background
         if back:
             # The rays have ignored geoms that cannot move.
@@ -134,6 +144,18 @@ class RayRenderer:
             start = np.where(inside, depth + _CONTINUE, start)
             depth[rows], geom[rows], normal[rows] = self._ray(view, rows, start[rows])
         return depth, geom, normal
+
+    def _smooth(self, view: "_View", depth: np.ndarray, geom: np.ndarray, normal: np.ndarray) -> None:
+        """Replace the normals of meshes by smooth ones."""
+        for index, mesh in self._smooth_meshes.items():
+            rows, columns = (geom == index).nonzero()
+            if not len(rows):
+                continue
+            envs = view.envs[rows]
+            pos, mat = (self._poses[name].numpy()[envs, index].astype(float) for name in ("geom_xpos", "geom_xmat"))
+            point = view.origin[rows, 0] + depth[rows, columns, None] * view.rays[rows, columns] - pos
+            local = (np.einsum("nji,nj->ni", mat, vector) for vector in (point, normal[rows, columns]))
+            normal[rows, columns] = np.einsum("nij,nj->ni", mat, mesh.normals(*local))
 
     def _ray(self, view: "_View", rows: slice | np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
         rays = view.rays[rows]

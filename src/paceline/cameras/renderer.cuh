@@ -3,8 +3,8 @@
 // This is the body of a Warp function (see gpu_renderer.py), which defines before it, as constants: WIDTH, HEIGHT,
 // TILE_WIDTH, TILE_HEIGHT, TILES_X, TILES, SAMPLES (per pixel side), NEAR, FAR, CAMERA, NUM_CAMERAS, NUM_GEOMS (of the
 // model), NUM_PRIMITIVES, NUM_DRAWN (primitives first, then geoms made of triangles), NUM_LIGHTS (without the
-// headlight), NUM_CLUSTERS, MAX_VERTICES (of a cluster), BLOCK (threads), SKY, TEXTURE_LEVELS, the outputs RGB, DEPTH, DISTANCE, SEGMENTATION, CLASSES,
-// NORMALS, and SHADOWS.
+// headlight), NUM_CLUSTERS, MAX_VERTICES (of a cluster), VERTEX_FLOATS (3, or 6 with smooth normals), BLOCK (threads),
+// SKY, TEXTURE_LEVELS, the outputs RGB, DEPTH, DISTANCE, SEGMENTATION, CLASSES, NORMALS, and SHADOWS.
 //
 // Frames: "cam" is the camera (x right, y up, z backward), "local" that of a geom. Rays are (x, y, -1) in cam, so the
 // parameter of a point on a ray is its depth.
@@ -127,6 +127,8 @@ auto sphere_in_frustum = [&](float x, float y, float z, float radius, float left
 auto border_x = [&](int pixel) { return (pixel * SAMPLES - 0.5f * WIDTH * SAMPLES) * step; };
 auto border_y = [&](int pixel) { return (0.5f * HEIGHT * SAMPLES - pixel * SAMPLES) * step; };
 
+// Nothing beyond the far plane is visible where only depths are drawn.
+constexpr bool ONLY_DEPTH = !RGB && !SEGMENTATION && !CLASSES && !NORMALS;
 // Triangles into the buffer: a warp takes a cluster, its lanes take first vertices and then triangles.
 if (NUM_CLUSTERS > 0) {
     constexpr int BUFFER_WIDTH = TILE_WIDTH * SAMPLES, BUFFER_HEIGHT = TILE_HEIGHT * SAMPLES, MANY_PIXELS = 96;
@@ -138,14 +140,16 @@ if (NUM_CLUSTERS > 0) {
         const int* cluster = arrays.cluster_ints.data + c * 5;
         const float* s = geoms + cluster[0] * GEOM;
         const float x = k[0] - s[ORIGIN], y = k[1] - s[ORIGIN + 1], z = k[2] - s[ORIGIN + 2];
-        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z,
-                -(s[2] * x + s[5] * y + s[8] * z), k[3], left, right, bottom, top)) continue;
+        const float depth = -(s[2] * x + s[5] * y + s[8] * z);
+        if (!sphere_in_frustum(s[0] * x + s[3] * y + s[6] * z, s[1] * x + s[4] * y + s[7] * z, depth, k[3],
+                left, right, bottom, top)) continue;
+        if (ONLY_DEPTH && depth - k[3] > FAR) continue;
         // All triangles face away if the camera is behind the cone of their planes.
         if (x * k[4] + y * k[5] + z * k[6] >= k[7] * wp::sqrt(x * x + y * y + z * z) + k[3]) continue;
 
         SYNC_WARP;
         for (int v = LANE; v < cluster[2]; v += LANES) {
-            const float* p = arrays.vertices.data + (size_t)(cluster[1] + v) * 3;
+            const float* p = arrays.vertices.data + (size_t)(cluster[1] + v) * VERTEX_FLOATS;
             const float u[3] = {p[0] - s[ORIGIN], p[1] - s[ORIGIN + 1], p[2] - s[ORIGIN + 2]};
             float* corner = corners + v * VERTEX;
             for (int j = 0; j < 3; ++j) corner[j] = s[j] * u[0] + s[3 + j] * u[1] + s[6 + j] * u[2];
@@ -322,11 +326,23 @@ for (int square = WARP; square < SQUARES; square += WARPS) {
                     best = AS_FLOAT((unsigned)(key >> 32));
                     const int* triangle = arrays.triangles.data + (size_t)(key & 0xffffffffu) * 2;
                     const int* cluster = arrays.cluster_ints.data + triangle[1] * 5;
-                    const float* first = arrays.vertices.data + (size_t)cluster[1] * 3;
-                    const float *a = first + (triangle[0] & 255) * 3, *b = first + (triangle[0] >> 8 & 255) * 3, *c = first + (triangle[0] >> 16) * 3;
+                    const float* first = arrays.vertices.data + (size_t)cluster[1] * VERTEX_FLOATS;
+                    const float *a = first + (triangle[0] & 255) * VERTEX_FLOATS, *b = first + (triangle[0] >> 8 & 255) * VERTEX_FLOATS;
+                    const float* c = first + (triangle[0] >> 16) * VERTEX_FLOATS;
                     const float ex = b[0] - a[0], ey = b[1] - a[1], ez = b[2] - a[2], fx = c[0] - a[0], fy = c[1] - a[1], fz = c[2] - a[2];
                     n[0] = ey * fz - ez * fy; n[1] = ez * fx - ex * fz; n[2] = ex * fy - ey * fx;
                     hit = cluster[0];
+                    if (VERTEX_FLOATS > 3) {
+                        // The weights of b and c are the parts of the area that the hit point divides the triangle into.
+                        const float* s = geoms + hit * GEOM;
+                        float p[3];
+                        for (int j = 0; j < 3; ++j) p[j] = s[ORIGIN + j] + best * (s[3 * j] * vx + s[3 * j + 1] * vy - s[3 * j + 2]) - a[j];
+                        const float area = n[0] * n[0] + n[1] * n[1] + n[2] * n[2] + 1e-30f;
+                        const float of_b = ((p[1] * fz - p[2] * fy) * n[0] + (p[2] * fx - p[0] * fz) * n[1] + (p[0] * fy - p[1] * fx) * n[2]) / area;
+                        const float of_c = ((ey * p[2] - ez * p[1]) * n[0] + (ez * p[0] - ex * p[2]) * n[1] + (ex * p[1] - ey * p[0]) * n[2]) / area;
+                        for (int j = 0; j < 3; ++j) p[j] = (1.0f - of_b - of_c) * a[3 + j] + of_b * b[3 + j] + of_c * c[3 + j];
+                        if (p[0] != 0.0f || p[1] != 0.0f || p[2] != 0.0f) { n[0] = p[0]; n[1] = p[1]; n[2] = p[2]; }
+                    }
                 }
             }
             for (int word = 0; word < WORDS; ++word) {

@@ -83,12 +83,13 @@ class Scene:
 def make_scene(model: mujoco.MjModel, camera: Camera, classes: Mapping[str, int]) -> Scene:
     """Describe what `camera` draws. `classes` maps regular expressions, for names of geoms or of their bodies, to
     semantic classes from 1 to 255."""
-    visible = np.isin(model.geom_group, camera.geom_groups) & (model.geom_rgba[:, 3] > 0.0)
+    visible = np.isin(model.geom_group, camera.geom_groups) & (model.geom_rgba[:, 3] > 0.0) & (model.geom_type <= MESH)
     material, texture = model.geom_matid, np.full(model.ngeom, -1, dtype=np.int32)
     has = material >= 0
     roles = [mujoco.mjtTextureRole.mjTEXROLE_RGB.value, mujoco.mjtTextureRole.mjTEXROLE_RGBA.value]
     # -1 where a material has no texture in a role.
-    texture[has] = model.mat_texid[material[has]][:, roles].max(1)
+    if camera.textures:
+        texture[has] = model.mat_texid[material[has]][:, roles].max(1)
     for geom in np.flatnonzero(texture >= 0):
         is_cube = model.tex_type[texture[geom]] != mujoco.mjtTexture.mjTEXTURE_2D
         # Other combinations need texture coordinates that only MuJoCo's own renderer has.
@@ -123,6 +124,14 @@ def bake_colors(model: mujoco.MjModel) -> None:
         material = model.geom_matid[geom]
         if material >= 0 and np.allclose(model.geom_rgba[geom], _DEFAULT_RGBA):
             model.geom_rgba[geom] = model.mat_rgba[material]
+
+
+def undrawable(model: mujoco.MjModel, camera: Camera) -> str:
+    """Return a statement about objects of the model that only MuJoCo Warp's renderer draws; empty if it has none."""
+    is_sdf = (model.geom_type == mujoco.mjtGeom.mjGEOM_SDF) & np.isin(model.geom_group, camera.geom_groups)
+    found = {"flexes": model.nflex > 0, "SDF geoms": is_sdf.any()}
+    kinds = " and ".join(kind for kind, has in found.items() if has)
+    return f"the model has {kinds}" if kinds else ""
 
 
 def _plane_texture(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:

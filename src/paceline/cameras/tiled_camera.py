@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, group_name, stream_spec
-from paceline.cameras.scene import bake_colors
+from paceline.cameras.scene import bake_colors, undrawable
 from paceline.errors import UserError, unknown
 from paceline.sim.simulation import Sim
 from paceline.tensors import graph, random
@@ -36,20 +36,31 @@ class TiledCamera:
     """Renders the cameras of a task in all envs. `images` has one tensor for each camera and stream, by the name of its
     observation group, [env, channel, height, width] in channels-last memory.
 
-    An env gets a new image if its camera is due or if its episode has just started.
+    An env gets a new image if its camera is due or if its episode has just started. `messages` state how meshes are
+    simplified and which cameras MuJoCo Warp renders.
     """
 
     def __init__(
-        self, cameras: Mapping[str, Camera], classes_of_geoms: Mapping[str, int], sim: Sim, seed: int, env_index: Tensor
+        self,
+        cameras: Mapping[str, Camera],
+        classes_of_geoms: Mapping[str, int],
+        sim: Sim,
+        seed: int,
+        env_index: Tensor,
+        step_seconds: float,
     ):
         self._cameras, self._seed, self._env_index = dict(cameras), seed, env_index
+        self._steps_per_image: dict[str, int] = {}
         self._renderers: dict[str, Renderer] = {}
         self._rendered: dict[str, dict[str, Tensor]] = {}
+        self.messages: list[str] = []
         self.images: dict[str, Tensor] = {}
         self.formats: dict[str, ImageFormat] = {}
         for name, camera in self._cameras.items():
             camera.check(name)
-            self._renderers[name] = _make_renderer(name, camera, sim, classes_of_geoms)
+            self._steps_per_image[name] = camera.steps_per_image(name, step_seconds)
+            self._renderers[name], message = _make_renderer(name, camera, sim, classes_of_geoms)
+            self.messages += [message] if message else []
             self._rendered[name] = {}
             for stream in camera.streams:
                 spec = stream_spec(camera, stream)
@@ -68,7 +79,7 @@ class TiledCamera:
         """Render the envs whose cameras are due. `episode_step` is the number of control steps since the reset, [env];
         `step` is the number of control steps of the run, which determines the noise."""
         for name, camera in self._cameras.items():
-            due = episode_step % camera.every == 0
+            due = episode_step % self._steps_per_image[name] == 0
             self._renderers[name].render(self._rendered[name], due)
             if any(_has_noise(camera, stream) for stream in camera.streams):
                 self._add_noise(name, due, step)
@@ -79,7 +90,7 @@ class TiledCamera:
             f"camera/{group}": self.images[group]
             for name, camera in self._cameras.items()
             for group in (group_name(name, stream) for stream in camera.streams)
-            if camera.every > 1
+            if self._steps_per_image[name] > 1
         }
 
     def _apply_effects(self, name: str, due: Tensor, step: Tensor) -> None:
@@ -122,16 +133,35 @@ def prepare_model(model: mujoco.MjModel, cameras: Mapping[str, Camera]) -> None:
         bake_colors(model)
 
 
-def _make_renderer(name: str, camera: Camera, sim: Sim, classes: Mapping[str, int]) -> Renderer:
+def _make_renderer(name: str, camera: Camera, sim: Sim, classes: Mapping[str, int]) -> tuple[Renderer, str]:
+    """Return the renderer of a camera, and a message about it or an empty string."""
     from paceline.sim.mujoco_sim import MujocoSim
 
     if isinstance(sim, MujocoSim):
         from paceline.cameras.ray_renderer import RayRenderer
 
-        return RayRenderer(name, camera, sim, classes)
-    from paceline.cameras.gpu_renderer import GpuRenderer
+        return RayRenderer(name, camera, sim, classes), ""
+    from paceline.cameras.gpu_renderer import GpuRenderer, TooManyGeomsError
+    from paceline.cameras.mujoco_warp_renderer import MujocoWarpRenderer
+    from paceline.sim.warp_sim import WarpSim
 
-    return GpuRenderer(name, camera, sim, classes)
+    assert isinstance(sim, WarpSim)
+    reason = "the camera has renderer mujoco_warp" if camera.renderer == "mujoco_warp" else ""
+    if camera.renderer == "auto":
+        reason = undrawable(sim.model, camera)
+    if not reason:
+        try:
+            renderer = GpuRenderer(name, camera, sim, classes)
+            return renderer, renderer.message
+        except TooManyGeomsError as error:
+            if camera.renderer == "paceline":
+                raise
+            reason = str(error)
+    try:
+        renderer = MujocoWarpRenderer(name, camera, sim, classes)
+    except UserError as error:
+        raise UserError(f"{error}. This renderer is used because {reason}") from None
+    return renderer, f"Camera {name}: MuJoCo Warp's renderer draws it, which is much slower, because {reason}."
 
 
 def _has_noise(camera: Camera, stream: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import mujoco
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,9 @@ INDEPENDENT_FIELDS = (
     *("cam_fovy", "light_ambient", "light_diffuse", "light_specular"),
 )
 """Fields from which MuJoCo derives no constants. After a change of another field, they are computed again."""
+_POSE_FIELDS = {"cam_mode": ("cam_pos", "cam_quat"), "light_mode": ("light_pos", "light_dir")}
+"""Poses of cameras and lights. MuJoCo uses constants derived from them only in the modes track and trackcom."""
+_TRACKING = (mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value, mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM.value)
 _OBJECTS = ("body", "geom", "jnt", "dof", "actuator", "site", "tendon", "cam", "light")
 """Prefixes of the fields that have a row per object."""
 _GRAVITY = "opt.gravity"
@@ -62,6 +66,7 @@ class Randomizer:
 
     def __init__(self, items: tuple[Randomization, ...], sim: Sim, seed: int, env_index: Tensor, step_seconds: float):
         self._items, self._sim, self._seed, self._env_index = items, sim, seed, env_index
+        self._independent = _independent_fields(sim.model)
         self._rows = [_rows(item, sim.model).to(sim.device) for item in items]
         self._fields = {name: sim.field(name) for item in items for name in item.fields}
         if _GRAVITY in self._fields:
@@ -124,7 +129,7 @@ class Randomizer:
 
     def _refresh(self, indices: Sequence[int]) -> None:
         names = (name for index in indices for name in self._items[index].fields)
-        self._sim.refresh_constants(derived=any(name not in INDEPENDENT_FIELDS for name in names))
+        self._sim.refresh_constants(derived=any(name not in self._independent for name in names))
 
 
 def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> tuple[str, ...]:
@@ -142,6 +147,12 @@ def per_env_fields(items: tuple[Randomization, ...], model: mujoco.MjModel) -> t
                     "would become negative"
                 )
     return tuple(dict.fromkeys(field for item in items for field in item.fields))
+
+
+def _independent_fields(model: mujoco.MjModel) -> set[str]:
+    """Return the fields whose change does not require new constants of this model."""
+    fixed = {mode: not np.isin(getattr(model, mode), _TRACKING).any() for mode in _POSE_FIELDS}
+    return {*INDEPENDENT_FIELDS, *(name for mode, names in _POSE_FIELDS.items() if fixed[mode] for name in names)}
 
 
 def _rows(item: Randomization, model: mujoco.MjModel) -> Tensor:

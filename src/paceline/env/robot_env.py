@@ -71,7 +71,9 @@ class RobotEnv:
         )
         terms, metrics = check_results(task, state)
         self._randomizer = Randomizer(randomized, self.sim, seed, self._env_index, self.step_seconds)
-        self._tiled_camera = TiledCamera(cameras, task.geom_classes(), self.sim, seed, self._env_index)
+        self._tiled_camera = TiledCamera(
+            cameras, task.geom_classes(), self.sim, seed, self._env_index, self.step_seconds
+        )
         self._histories = self._make_histories(cameras)
         self._apply = graph.fuse(self._apply_actions, self.device)
         self._evaluate = graph.fuse(self._evaluate_step, self.device)
@@ -92,6 +94,11 @@ class RobotEnv:
             name: TensorSpec(tuple(obs.shape[1:]), obs.dtype, **formats[name]._asdict() if name in formats else {})
             for name, obs in groups.items()
         }
+
+    @property
+    def camera_messages(self) -> list[str]:
+        """Statements about the renderers of the cameras, for the header of a run."""
+        return self._tiled_camera.messages
 
     def _make_histories(self, cameras: dict[str, Camera]) -> dict[str, ObservationHistory]:
         """Return the history of each observation group that has one: "policy", and the streams of the cameras."""

@@ -52,6 +52,11 @@ class TrainingSettings:
     """Number of features into which all images of an env are encoded; at least 1."""
     image_pooling: str = "flatten"
     """Reduction of the last feature maps: flatten, or spatial_softmax for the mean position of each."""
+    image_training: str = "policy"
+    """Loss that trains the image encoder: that of the policy, or regression (targets). With targets the encoder
+    predicts the observation group "image_targets", and the policy observes the prediction."""
+    image_learning_rate: float = 1e-3
+    """Learning rate of the image encoder if it is trained by regression; above 0."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Values for single learners, by the learner's name and the field of its settings, for example
     {"rsl_rl": {"num_steps_per_env": 16}}."""

@@ -63,7 +63,8 @@ class VecEnv(Protocol):
 
     observation_spec: dict[str, TensorSpec]
     """Observation groups by name, known before the first reset: "policy" for the policy, "critic" if the critic has its
-    own observations, and one for each image. At least one of "policy" and the images exists."""
+    own observations, one for each image, and "image_targets" if an image encoder can be trained to predict numbers
+    that networks do not observe. At least one of "policy" and the images exists."""
 
     def reset(self) -> dict[str, Tensor]:
         """Start a new episode in every env and return its first observations."""

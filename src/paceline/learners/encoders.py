@@ -7,13 +7,71 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.env.vec_env import TensorSpec
+from paceline.env.vec_env import TensorSpec, VecEnv
 from paceline.errors import UserError
+from paceline.learners.networks import Encoder
+
+TARGETS = "image_targets"
+"""Observation group of numbers that an encoder may be trained to predict from images. Networks do not observe it."""
 
 
-def is_image(spec: TensorSpec) -> bool:
-    """Return whether an observation group is an image, [channel, height, width]."""
-    return len(spec.shape) == 3
+def images_of(env: VecEnv) -> dict[str, TensorSpec]:
+    """Return the observation groups of an env that are images, [channel, height, width]."""
+    return {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
+
+
+def common_size(specs: dict[str, TensorSpec]) -> tuple[int, int]:
+    """Return height and width of all images. Raise UserError if an encoder cannot use them together."""
+    sizes = {spec.shape[1:] for spec in specs.values()}
+    if len(sizes) > 1:
+        found = ", ".join(f"{name} {spec.shape[2]}x{spec.shape[1]}" for name, spec in specs.items())
+        raise UserError(f"images of different sizes cannot share an encoder ({found}): give the cameras one size")
+    for name, spec in specs.items():
+        if spec.dtype == torch.int32:
+            raise UserError(f"geom indices ({name}) are not numbers that a network can use: use the stream classes")
+    height, width = next(iter(sizes))
+    return height, width
+
+
+def feature_map_size(
+    height: int, width: int, channels: tuple[int, ...], kernels: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[int, int]:
+    """Return height and width of the feature maps of the last convolution. Raise UserError for invalid layers."""
+    if not len(channels) == len(kernels) == len(strides):
+        raise UserError(
+            f"the encoder has {len(channels)} channels, {len(kernels)} kernels and {len(strides)} strides: give "
+            "one of each per layer"
+        )
+    for kernel, stride in zip(kernels, strides, strict=True):
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if min(height, width) < 1:
+            raise UserError("the images are smaller than the kernels of the encoder: use larger images or strides")
+    return height, width
+
+
+def num_channels(spec: TensorSpec) -> int:
+    """Return the number of channels of an image that `scaled` returns."""
+    return spec.shape[0] * max(1, spec.classes)
+
+
+def scaled(image: Tensor, spec: TensorSpec, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the image [batch, channel, height, width] that a network takes: bytes are divided by 255 and other numbers
+    by the scale of their group, minus 0.5; classes become one channel each. `image` may have another dtype than its
+    group."""
+    if spec.classes:
+        one_hot = functional.one_hot(image.long(), spec.classes)
+        return one_hot.permute(0, 1, 4, 2, 3).flatten(1, 2).to(dtype)
+    scale = 255.0 if spec.dtype == torch.uint8 else spec.scale
+    return image.to(dtype) * (1.0 / scale) - 0.5
+
+
+def network_input(
+    images: dict[str, Tensor], specs: dict[str, TensorSpec], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return all images, scaled, as one image [batch, channel, height, width]."""
+    parts = [scaled(images[name], spec, dtype) for name, spec in specs.items()]
+    x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 class SpatialSoftmax(nn.Module):
@@ -27,12 +85,9 @@ class SpatialSoftmax(nn.Module):
         return torch.cat(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1)), dim=1)
 
 
-class ImageEncoder(nn.Module):
-    """Convolutions over the channels of all images, then one linear layer.
-
-    Images are scaled to about -0.5 to 0.5: bytes are divided by 255, other numbers by the scale of their group; classes
-    become one channel each. On a GPU the encoder computes in bfloat16.
-    """
+class ImageEncoder(Encoder):
+    """Convolutions over the channels of all images, which are scaled, then one linear layer, and a second one if
+    `outputs` is above 0. On a GPU the encoder computes in bfloat16."""
 
     def __init__(
         self,
@@ -43,54 +98,33 @@ class ImageEncoder(nn.Module):
         features: int,
         pooling: str,
         generator: torch.Generator,
+        outputs: int = 0,
     ):
         super().__init__()
         self.groups = tuple(specs)
         self._specs = specs
-        sizes = {spec.shape[1:] for spec in specs.values()}
-        if len(sizes) > 1:
-            found = ", ".join(f"{name} {spec.shape[2]}x{spec.shape[1]}" for name, spec in specs.items())
-            raise UserError(f"images of different sizes cannot share an encoder ({found}): give the cameras one size")
-        for name, spec in specs.items():
-            if spec.dtype == torch.int32:
-                raise UserError(f"geom indices ({name}) are not numbers that a network can use: use the stream classes")
-        if not len(channels) == len(kernels) == len(strides):
-            raise UserError(
-                f"the encoder has {len(channels)} channels, {len(kernels)} kernels and {len(strides)} strides: give "
-                "one of each per layer"
-            )
-        before = sum(spec.shape[0] * max(1, spec.classes) for spec in specs.values())
-        height, width = next(iter(sizes))
+        height, width = feature_map_size(*common_size(specs), channels, kernels, strides)
+        before = sum(num_channels(spec) for spec in specs.values())
         layers: list[nn.Module] = []
         for after, kernel, stride in zip(channels, kernels, strides, strict=True):
-            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise UserError("the images are smaller than the kernels of the encoder: use larger images or strides")
             layers += [nn.Conv2d(before, after, kernel, stride), nn.ReLU(inplace=True)]
             before = after
         if pooling == "spatial_softmax":
             layers, flat = [*layers[:-1], SpatialSoftmax()], 2 * before
         else:
             layers, flat = [*layers, nn.Flatten()], before * height * width
-        self.layers = nn.Sequential(*layers, nn.Linear(flat, features), nn.ReLU(inplace=True))
+        last = [nn.Linear(features, outputs)] if outputs else []
+        self.layers = nn.Sequential(*layers, nn.Linear(flat, features), nn.ReLU(inplace=True), *last)
         for layer in self.layers:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
                 nn.init.constant_(layer.bias, 0.0)  # pyright: ignore[reportArgumentType]
 
     def forward(self, images: dict[str, Tensor]) -> Tensor:
-        """Return features [batch, features], float32, from images [batch, channel, height, width]."""
+        """Return features [batch, features], or [batch, outputs], float32, from images [batch, channel, height,
+        width]."""
         device = images[self.groups[0]].device
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32
         with torch.autocast("cuda", dtype) if on_gpu else contextlib.nullcontext():
-            parts = [self._scaled(name, images[name], dtype) for name in self.groups]
-            x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            return self.layers(x.contiguous(memory_format=torch.channels_last)).float()
-
-    def _scaled(self, name: str, image: Tensor, dtype: torch.dtype) -> Tensor:
-        spec = self._specs[name]
-        if spec.classes:
-            return functional.one_hot(image.squeeze(1).long(), spec.classes).permute(0, 3, 1, 2).to(dtype)
-        scale = 255.0 if spec.dtype == torch.uint8 else spec.scale
-        return image.to(dtype) * (1.0 / scale) - 0.5
+            return self.layers(network_input(images, self._specs, dtype)).float()

@@ -4,14 +4,11 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from paceline.learners.encoders import ImageEncoder
 
 INPLACE_ACTIVATIONS = {nn.ELU: functional.elu_, nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
 """Functions that apply the activation of a module in place."""
@@ -83,6 +80,13 @@ def vector_input(obs: dict[str, Tensor], groups: tuple[str, ...], features: Tens
     return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=-1)
 
 
+class Encoder(nn.Module):
+    """Module that computes features, float32 [batch, features], from the images of a dict of observation groups."""
+
+    groups: tuple[str, ...]
+    """Observation groups of the images."""
+
+
 class Policy(nn.Module):
     """Deterministic policy over a dict of observation groups: the mean action, on the CPU and without gradients.
 
@@ -90,9 +94,7 @@ class Policy(nn.Module):
     concatenated, so it includes any normalization.
     """
 
-    def __init__(
-        self, network: nn.Module, vectors: tuple[str, ...] = ("policy",), encoder: "ImageEncoder | None" = None
-    ):
+    def __init__(self, network: nn.Module, vectors: tuple[str, ...] = ("policy",), encoder: Encoder | None = None):
         super().__init__()
         self.network, self.encoder = (_frozen_copy(module) for module in (network, encoder))
         self._vectors = vectors

@@ -1,6 +1,7 @@
 """Step an env and report the metrics of an iteration, for all learners."""
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
 from paceline.errors import UserError
+from paceline.learners.encoders import TARGETS, images_of
 from paceline.tensors.graph import capture
 
 
@@ -32,9 +34,9 @@ class Clock:
 
 
 def vector_widths(env: VecEnv, learner: str, images: tuple[str, ...] = ()) -> dict[str, int]:
-    """Return the width of each observation group except `images`, which the learner encodes. Raise UserError if the
-    learner cannot use a group."""
-    groups = {name: spec for name, spec in env.observation_spec.items() if name not in images}
+    """Return the width of each observation group that networks observe, except `images`, which the learner encodes.
+    Raise UserError if the learner cannot use a group."""
+    groups = {name: spec for name, spec in env.observation_spec.items() if name not in (*images, TARGETS)}
     for name, spec in groups.items():
         if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
             raise UserError(
@@ -51,18 +53,19 @@ class RolloutEnv:
         self.env, self.group, self._seed = env, group, seed
         self.share = env.num_envs / sum(group.all_gather(env.num_envs))
         """Fraction of all envs that are on this rank."""
+        self._images = tuple(images_of(env))
         # Allocated once and updated in place, so that CUDA graphs can read them.
         self._obs = {
             name: torch.zeros(env.num_envs, *spec.shape, dtype=spec.dtype, device=env.device)
             for name, spec in env.observation_spec.items()
         }
-        for name, obs in self._obs.items():
-            self._obs[name] = obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs
+        for name in self._images:
+            self._obs[name] = self._obs[name].contiguous(memory_format=torch.channels_last)
         self._has_obs = False
         self.first_obs: dict[str, Tensor] = {}
         """Observations before the first step of the rollout."""
         self.steps: list[Step] = []
-        """Steps of the rollout."""
+        """Steps of the rollout, without images."""
         self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
         self._graph = capture(lambda: self._step(self._actions), env.device, warp=True) if env.capturable else None
 
@@ -104,14 +107,18 @@ class RolloutEnv:
         if self._graph is None:
             return self.step_captured(actions)
         self._actions.copy_(actions)
-        step = self._graph()
-        self.steps.append(Step(**{name: _clone(value) for name, value in vars(step).items()}))
-        return self.steps[-1]
+        return self._record(Step(**{name: _clone(value) for name, value in vars(self._graph()).items()}))
 
     def step_captured(self, actions: Tensor) -> Step:
         """Step the env as a part of the caller's CUDA graph."""
-        self.steps.append(self._step(actions))
-        return self.steps[-1]
+        step = self._step(actions)
+        # Copies, because the next step of the env writes to its images.
+        return self._record(replace(step, obs=step.obs | {name: step.obs[name].clone() for name in self._images}))
+
+    def _record(self, step: Step) -> Step:
+        vectors = {name: obs for name, obs in step.obs.items() if name not in self._images}
+        self.steps.append(replace(step, obs=vectors))
+        return step
 
     def _step(self, actions: Tensor) -> Step:
         step = self.env.step(actions)

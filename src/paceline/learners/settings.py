@@ -96,3 +96,10 @@ def check_samples(settings: Settings, num_envs: int) -> None:
             f"(envs x steps: {num_envs} x {settings.horizon}): use at most {samples}, or more envs (--num-envs, "
             f"--total-envs) or steps ({steps})"
         )
+
+
+def refuse(settings: Settings, name: str, value: str, supported: str, learners: str) -> None:
+    """Raise UserError if a setting has a value that only other learners support."""
+    if getattr(settings, name) == value:
+        given = flag(settings, name)
+        raise UserError(f"{given} {value} is not supported: use {given} {supported}, or --learner {learners}")

@@ -14,8 +14,12 @@ from paceline.sim.simulation import MAX_STATE_VALUE, STATE_FIELDS, Sim, columns_
 from paceline.sim.warp_kernels import detect_faults, reset_envs
 from paceline.tensors.graph import warp_stream
 
-# Fields that mj_setConst derives from masses, inertias, armatures and gears. They must be per env if their sources are.
-_DERIVED_FIELDS = ("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0")
+# Fields that mj_setConst derives from masses, inertias, armatures, gears and the poses of cameras and lights. They must
+# be per env if their sources are.
+_DERIVED_FIELDS = (
+    *("body_subtreemass", "body_invweight0", "dof_invweight0", "actuator_acc0", "tendon_invweight0"),
+    *("cam_pos0", "cam_poscom0", "cam_mat0", "light_pos0", "light_poscom0", "light_dir0"),
+)
 
 # State that every model has and whose default is zero; the kernel `reset_envs` resets it.
 _KERNEL_RESET_FIELDS = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied")

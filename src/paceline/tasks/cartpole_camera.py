@@ -42,8 +42,17 @@ class CartpoleCamera(Cartpole):
 ENTRY = TaskEntry(
     CartpoleCamera,
     summary="balance a pole on a cart, seen by a camera",
+    # The value loss is scaled down, because it would dominate the gradient of the encoder that actor and critic share.
     training=TrainingSettings(
-        horizon=32, epochs=4, hidden_layers=(64,), entropy_weight=0.0, learning_rate=1e-3, normalize_observations=False
+        horizon=32,
+        epochs=4,
+        minibatches=8,
+        hidden_layers=(64,),
+        learning_rate=5e-4,
+        desired_kl=0.0,
+        value_loss_weight=0.1,
+        entropy_weight=0.0,
+        normalize_observations=False,
     ),
     max_iterations=200,
     cpu_envs=64,

@@ -21,8 +21,11 @@ _BUILT_IN = {
     "g1-velocity": "paceline.tasks.velocity.g1_velocity:ENTRY",
     "go1-velocity": "paceline.tasks.velocity.go1_velocity:ENTRY",
     "go1-velocity-rough": "paceline.tasks.velocity.go1_velocity_rough:ENTRY",
+    "go1-velocity-rough-camera": "paceline.tasks.velocity.go1_velocity_rough_camera:ENTRY",
     "humanoid": "paceline.tasks.locomotion:HUMANOID",
     "reach": "paceline.tasks.reach:ENTRY",
+    "reach-camera": "paceline.tasks.reach_camera:ENTRY",
+    "shadow-hand-repose-camera": "paceline.tasks.shadow_hand_repose_camera:ENTRY",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
 }
 

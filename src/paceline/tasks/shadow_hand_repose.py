@@ -18,7 +18,7 @@ from paceline.validation import NonNegative, PhysicsRate, Positive, UnitInterval
 
 _JOINTS = shadow_hand.NUM_JOINTS
 # Columns of the cube in `qpos` and `qvel`, after the joints of the hand.
-_CUBE_POS, _CUBE_ROTATION = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None)
+CUBE_POS, CUBE_ROTATION = slice(_JOINTS, _JOINTS + 3), slice(_JOINTS + 3, None)
 _CUBE_VEL = slice(_JOINTS, _JOINTS + 3)
 _DROP_HEIGHT = 0.04
 """Height from which the cube is dropped onto the palm, m."""
@@ -102,7 +102,7 @@ class ShadowHandRepose(Task):
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
         # Computed once for reward, metrics and `resample`.
-        difference = rotations.difference(state.qpos[:, _CUBE_ROTATION], state.task_state["goal"])
+        difference = rotations.difference(state.qpos[:, CUBE_ROTATION], state.task_state["goal"])
         angle = rotations.angle(difference).unsqueeze(1)
         reached = angle <= self.success_tolerance
         return {"angle": angle, "reached": reached.float(), "successes": state.task_state["successes"] + reached}
@@ -118,12 +118,12 @@ class ShadowHandRepose(Task):
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         constants, goal = state.constants, state.task_state["goal"]
-        position, rotation = state.qpos[:, _CUBE_POS], state.qpos[:, _CUBE_ROTATION]
-        action, to_goal = state.action.clamp(-1.0, 1.0), rotations.difference(rotation, goal)
-        fingertips = _fingertips(state, "position")
+        position, rotation = state.qpos[:, CUBE_POS], state.qpos[:, CUBE_ROTATION]
+        joint_pos, joint_vel, fingertips, *motion, action = self.observe_hand(state)
+        to_goal = rotations.difference(rotation, goal)
         full = (
-            2.0 * (state.qpos[:, :_JOINTS] - constants["min_joint_pos"]) / constants["joint_range"] - 1.0,
-            0.2 * state.qvel[:, :_JOINTS],
+            joint_pos,
+            joint_vel,
             position,
             rotation,
             state.qvel[:, _CUBE_VEL],
@@ -132,9 +132,7 @@ class ShadowHandRepose(Task):
             goal,
             to_goal,
             fingertips,
-            _fingertips(state, "rotation"),
-            _fingertips(state, "velocity"),
-            _fingertips(state, "spin"),
+            *motion,
             action,
         )
         policy = full if self.policy_observations == "state" else (fingertips, position, to_goal, action)
@@ -142,6 +140,13 @@ class ShadowHandRepose(Task):
             "policy": torch.cat(policy, dim=1),
             "critic": torch.cat((*full, _fingertips(state, "wrench")), dim=1),
         }
+
+    def observe_hand(self, state: EnvState) -> tuple[Tensor, ...]:
+        """Return the observations of the hand: joint positions and velocities, positions, rotations, velocities and
+        spins of the fingertips, and the latest action."""
+        joint_pos = (state.qpos[:, :_JOINTS] - state.constants["min_joint_pos"]) / state.constants["joint_range"]
+        fingertips = (_fingertips(state, kind) for kind in ("position", "rotation", "velocity", "spin"))
+        return 2.0 * joint_pos - 1.0, 0.2 * state.qvel[:, :_JOINTS], *fingertips, state.action.clamp(-1.0, 1.0)
 
     def terminated(self, state: EnvState) -> Tensor:
         return _distance(state) >= self.fall_distance
@@ -170,7 +175,7 @@ class ShadowHandRepose(Task):
 
 def _distance(state: EnvState) -> Tensor:
     """Return the distance of the cube from its place on the palm, m, [env]."""
-    return (state.qpos[:, _CUBE_POS] - state.constants["in_hand_pos"]).norm(dim=1)
+    return (state.qpos[:, CUBE_POS] - state.constants["in_hand_pos"]).norm(dim=1)
 
 
 def _random_rotation(uniform: Tensor) -> Tensor:

@@ -25,6 +25,13 @@ def difference(one: Tensor, other: Tensor) -> Tensor:
     return product(one, torch.stack((w, -x, -y, -z), dim=1))
 
 
+def rotate(quaternion: Tensor, vectors: Tensor) -> Tensor:
+    """Return each of the vectors [n, 3] rotated by each quaternion, [env, n, 3]."""
+    scalar, axis = quaternion[:, None, :1], quaternion[:, None, 1:]
+    cross = torch.linalg.cross(axis, vectors.unsqueeze(0))
+    return vectors + 2.0 * (scalar * cross + torch.linalg.cross(axis, cross))
+
+
 def angle(quaternion: Tensor) -> Tensor:
     """Return the angle of a rotation, 0 to pi, [env]. A quaternion and its negative are the same rotation."""
     # More accurate for small angles than the arc cosine of w.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.sharding import concatenate, shard, to_cpu
+from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import VecEnv
 from paceline.learners.settings import Settings, flag
 from paceline.process.interrupts import Interrupts
@@ -89,6 +90,9 @@ class Session:
             self._print_header(members)
         if images := check_image_memory(self.env, self.settings.horizon):
             self._print(images)
+        if isinstance(self.env, RobotEnv):
+            for message in self.env.camera_messages:
+                self._print(message)
         env = self.env if self.group.is_distributed else cast("VecEnv", _StoppableEnv(self.env, self._interrupts))
         self.learner = make_learner(self.config, env, self.group)
         if self.engine == "warp":

@@ -5,12 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paceline.distributed.group import Group
+from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
+from paceline.env.task import EnvState
 from paceline.env.vec_env import TensorSpec
 from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder, SpatialSoftmax
 from paceline.learners.ppo import Ppo
+from paceline.learners.ppo.image_regression import ImageRegression
 from paceline.learners.ppo.settings import PpoSettings
+from paceline.tensors.statistics import RunningStatistics
 from tests.cameras.small import SMALL_CAMERA, SMALL_ENCODER
 from tests.cameras.test_tiled_camera import SmallTask
 
@@ -96,3 +101,51 @@ def test_images_of_a_rollout_are_those_the_env_showed() -> None:
     assert torch.equal(images[0], same.reset()["front_rgb"].permute(0, 2, 3, 1))
     for step, action in enumerate(learner.rollout.action, start=1):
         assert torch.equal(images[step], same.step(action).obs["front_rgb"].permute(0, 2, 3, 1))
+
+
+class RegressionTask(SmallTask):
+    def observe(self, state: EnvState) -> dict[str, torch.Tensor]:
+        return super().observe(state) | {"policy": state.qvel, "image_targets": state.qpos}
+
+
+def make_regression() -> Ppo:
+    settings = replace(SETTINGS, image_training="targets", horizon=4)
+    return Ppo(RobotEnv(RegressionTask(), 4), settings, seed=0)
+
+
+def test_regression_trains_the_encoder_to_predict_the_targets() -> None:
+    encoder = ImageEncoder(
+        {"rgb": TensorSpec((3, 16, 16), torch.uint8)}, (8,), (4,), (4,), 32, "flatten", torch.Generator(), outputs=2
+    )
+    statistics = RunningStatistics(2, torch.device("cpu"))
+    regression = ImageRegression(encoder, statistics, 3e-3, Group(Rank()), share=1.0)
+    generator = torch.Generator().manual_seed(0)
+    errors = []
+    for _ in range(80):
+        # A bright square of 4x4 pixels; the targets are its row and column, which are up to 12.
+        places = torch.randint(13, (64, 2), generator=generator)
+        images = torch.zeros(64, 16, 16, 3, dtype=torch.uint8)
+        for image, (row, column) in zip(images, places.tolist(), strict=True):
+            image[row : row + 4, column : column + 4] = 255
+        statistics.merge(statistics.sums(places.float()))
+        errors.append(regression.step({"rgb": images}, places.float())[1].sqrt().item())
+    assert errors[0] > 3.0
+    assert errors[-1] < 1.0
+
+
+def test_the_policy_observes_the_predictions() -> None:
+    learner = make_regression()
+    learner.learn()
+    learner.learn()
+    obs, policy = learner.env.observe(), learner.policy()
+    assert learner.encoder is not None
+    assert policy.groups == ("policy", "front_rgb")
+    with torch.no_grad():
+        vector = learner.normalizers["policy"].normalize(obs["policy"])
+        expected = learner.actor(torch.cat((learner.encoder(obs), vector), dim=1))
+        assert torch.allclose(policy(obs), expected, atol=1e-5)
+
+
+def test_regression_needs_targets() -> None:
+    with pytest.raises(UserError, match="no observation group image_targets, policy; use"):
+        Ppo(RobotEnv(SmallTask(), 2), replace(SETTINGS, image_training="targets"), seed=0)

@@ -13,7 +13,12 @@ from paceline.tasks.shadow_hand_repose import ShadowHandRepose
 from paceline.tasks.velocity.velocity_task import VelocityTask
 
 ENVS, STEPS = 16, 60
-VELOCITY_TASKS = [name for name in registry.names() if issubclass(registry.find(name).task, VelocityTask)]
+# A task with a camera has the commands of the task without it.
+VELOCITY_TASKS = [
+    name
+    for name in registry.names()
+    if issubclass(registry.find(name).task, VelocityTask) and not registry.find(name).task().cameras()
+]
 
 
 def commands(obs: dict[str, Tensor], task: VelocityTask) -> Tensor:

@@ -15,11 +15,13 @@ from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.vec_env import TensorSpec, VecEnv
-from paceline.learners.encoders import ImageEncoder, is_image
+from paceline.errors import UserError
+from paceline.learners.encoders import TARGETS, ImageEncoder, images_of
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
+from paceline.learners.ppo.image_regression import ImageRegression
 from paceline.learners.ppo.objective import kl_divergence, log_prob, objective, objective_gradient
 from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, advantages, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
@@ -33,11 +35,14 @@ from paceline.tensors.statistics import RunningStatistics, row_sums, standardize
 _PARALLEL_LAYER_SIZE = 2**14
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 _NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
+_REGRESSION_NAMES = ("images/loss", "images/target_error")
+"""Loss of the image encoder, and the root mean square of its error in the units of the targets."""
 
 
 class Ppo(Learner):
     """Learner with separate networks for actor and critic. The critic uses the observation group "critic" if the env
-    has one, and the group "policy" otherwise.
+    has one, and the group "policy" otherwise. Images are encoded by a network that actor and critic share, or that is
+    trained by regression.
 
     `gpu_update` selects the update of a GPU, where the compiler optimizes the objective and rows are padded, instead of
     that of a CPU. By default the device of the env decides.
@@ -56,16 +61,19 @@ class Ppo(Learner):
         device = env.device
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
-        images = {name: spec for name, spec in env.observation_spec.items() if is_image(spec)}
+        images = images_of(env)
         widths = vector_widths(env, "ppo", tuple(images))
         self._actor_groups = ("policy",) if "policy" in widths else ()
         self._critic_groups = ("critic",) if "critic" in widths else self._actor_groups
+        self._regresses = bool(images) and config.image_training == "targets"
+        self._num_targets = self._check_targets() if self._regresses else 0
         generator = torch.Generator().manual_seed(seed)
         self.encoder = self._make_encoder(images, generator) if images else None
         self._critic_uses_images = bool(images) and "critic" not in widths
+        num_features = (self._num_targets or config.image_features) if images else 0
 
         def make_network(groups: tuple[str, ...], uses_images: bool, outputs: int, gain: float) -> nn.Sequential:
-            inputs = sum(widths[name] for name in groups) + (config.image_features if uses_images else 0)
+            inputs = sum(widths[name] for name in groups) + (num_features if uses_images else 0)
             return mlp(inputs, config.hidden, outputs, config.activation, gain, generator).to(device)
 
         self.actor = make_network(self._actor_groups, bool(images), env.num_actions, 0.01)
@@ -77,6 +85,11 @@ class Ppo(Learner):
         self._images = {name: self._image_storage(spec) for name, spec in images.items()}
         networks.register_parameter("log_std", self.log_std)
         self.normalizers = {name: RunningStatistics(width, device) for name, width in widths.items()}
+        if self._regresses:
+            self.normalizers[TARGETS] = RunningStatistics(self._num_targets, device)
+            # For the update the predictions are a part of the vector of the policy.
+            widths["policy"] += self._num_targets
+        self._sample_groups = (*widths, *(() if self._regresses else images))
         # On a GPU matrix products are faster if rows are multiples of 16 bytes (measured on an H200 with 101 and 113
         # observations: an update takes 0.92 of the time).
         self._alignment = 8 if gpu_update else 1
@@ -85,7 +98,7 @@ class Ppo(Learner):
 
         # Actor and critic are clipped separately: a large error of the critic does not shorten the actor's step.
         self.flat_parameters = FlatParameters(
-            [self.log_std, *self.actor.parameters(), *(self.encoder.parameters() if self.encoder else ())],
+            [self.log_std, *self.actor.parameters(), *self._encoder_of_policy_parameters()],
             list(self.critic.parameters()),
             extra=len(_LOSS_NAMES),
         )
@@ -104,10 +117,20 @@ class Ppo(Learner):
         # A checkpoint has no empty parts.
         if self.normalizers:
             self.parts["normalizers"] = self.normalizers
+        self._regression = None
+        if self.encoder and self._regresses:
+            self._regression = ImageRegression(
+                self.encoder,
+                self.normalizers[TARGETS],
+                config.image_learning_rate,
+                self._group,
+                self._rollout_env.share,
+            )
+            self.parts["image_adam"] = self._regression.adam
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
-        by_autograd = gpu_update or self.encoder is not None
-        without_autograd = torch.no_grad() if by_autograd else torch.inference_mode()
+        by_autograd = gpu_update or bool(self._encoder_of_policy_parameters())
+        without_autograd = torch.no_grad() if by_autograd or self._regresses else torch.inference_mode()
         collect, update = without_autograd(self._collect), without_autograd(self._update)
         self.collect = capture(collect, device, warp=True) if env.capturable else collect
         """Collects a rollout."""
@@ -129,7 +152,22 @@ class Ppo(Learner):
     def _make_encoder(self, images: dict[str, TensorSpec], generator: torch.Generator) -> ImageEncoder:
         config = self.config
         layers = config.image_channels, config.image_kernels, config.image_strides
-        return ImageEncoder(images, *layers, config.image_features, config.image_pooling, generator).to(self.env.device)
+        sizes = config.image_features, config.image_pooling, generator, self._num_targets
+        return ImageEncoder(images, *layers, *sizes).to(self.env.device)
+
+    def _encoder_of_policy_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the encoder if the loss of the policy trains it."""
+        return list(self.encoder.parameters()) if self.encoder and not self._regresses else []
+
+    def _check_targets(self) -> int:
+        """Return the number of targets of the regression. Raise UserError if the env lacks a group."""
+        missing = {"policy", "critic", TARGETS} - self.env.observation_spec.keys()
+        if missing:
+            raise UserError(
+                f"--ppo.image-training targets: the task has no observation group {', '.join(sorted(missing))}; use "
+                "--ppo.image-training policy, or add the group to Task.observe"
+            )
+        return self.env.observation_spec[TARGETS].shape[0]
 
     def _image_storage(self, spec: TensorSpec) -> Tensor:
         """Return memory for the images of a rollout, [step, env, height, width, channel]."""
@@ -147,7 +185,8 @@ class Ppo(Learner):
         with torch_threads(self._update_threads()):
             values = self.update()
         clock.lap()
-        loss_names = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", "policy/std")
+        regression = _REGRESSION_NAMES if self._regresses else ()
+        loss_names = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", "policy/std", *regression)
         metrics = self._rollout_env.metrics(values.tolist(), loss_names, clock)
         self.iteration += 1
         return metrics
@@ -159,12 +198,13 @@ class Ppo(Learner):
         scaled_noise = noise * self.log_std.exp()
         observations, means, actions, steps = [self._store_images(0, self._rollout_env.obs)], [], [], []
         values: list[Tensor] = []
+        features: list[Tensor] = []
         for index, step_noise in enumerate(scaled_noise.unbind(0), start=1):
-            mean, action, *value = self._act(observations[-1], step_noise)
+            mean, action, *more = self._act(observations[-1], step_noise)
             step = env.step(action)
             means.append(mean)
             actions.append(action)
-            values += value
+            (features if self._regresses else values).extend(more)
             steps.append(step)
             observations.append(self._store_images(index, step.obs))
         self._rollout_env.set_obs(observations[-1])
@@ -175,6 +215,7 @@ class Ppo(Learner):
             obs={name: torch.stack([obs[name] for obs in observations]) for name in self.normalizers} | self._images,
             final_obs={name: torch.stack([step.final_obs[name] for step in steps]) for name in final_groups},
             value=torch.stack(values) if values else None,
+            features=torch.stack(features) if features else None,
             action=torch.stack(actions),
             mean=torch.stack(means),
             log_std=self.log_std.detach().clone(),
@@ -203,10 +244,26 @@ class Ppo(Learner):
             losses.extend(self._optimizer_step(finish_average()))
         for normalizer, sums in zip(self.normalizers.values(), group_sums, strict=True):
             normalizer.merge(sums)
+        errors = self._train_encoder(rollout)
         self._steps += self.config.horizon
         self._epochs += self.config.epochs
         means = torch.stack(losses).unflatten(0, (-1, len(_LOSS_NAMES) + len(_NORM_NAMES))).mean(0)
-        return torch.cat((totals, means, torch.stack((self.adam.learning_rate, self.log_std.exp().mean()))))
+        return torch.cat((totals, means, torch.stack((self.adam.learning_rate, self.log_std.exp().mean())), errors))
+
+    def _train_encoder(self, rollout: Rollout) -> Tensor:
+        """Train the encoder by regression, if it is, on one minibatch per step of the rollout, so that each sample is
+        used once. Return the values of `_REGRESSION_NAMES`, or an empty tensor."""
+        if self._regression is None:
+            return self.log_std.new_zeros(0)
+        images = {name: rollout.obs[name][:-1].flatten(0, 1) for name in self._images}
+        targets = rollout.obs[TARGETS][:-1].flatten(0, 1)
+        (order,) = minibatch_orders(self.seed, self._env_index, self._epochs.view(1), self.config.horizon)
+        losses = [
+            self._regression.step({name: image[index] for name, image in images.items()}, targets[index])
+            for index in order.chunk(self.config.horizon)
+        ]
+        loss, squared_error = torch.stack(losses).mean(0).unbind(0)
+        return torch.stack((loss, squared_error.sqrt()))
 
     def _update_threads(self) -> int:
         """Return the number of threads for the update: one, unless a layer is large enough to be divided."""
@@ -229,12 +286,15 @@ class Ppo(Learner):
         return obs | {name: images[index].permute(0, 3, 1, 2) for name, images in self._images.items()}
 
     def _choose_actions(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean action, the action, which differs from it by `noise`, and, if the critic uses images, the
-        value, because both networks share the features."""
+        """Return the mean action and the action, which differs from it by `noise`. If the encoder is trained by
+        regression, also return its predictions; otherwise, if the critic uses images, the value, because both networks
+        share the features."""
         vectors = {name: self._normalize(name, obs[name]) for name in self._actor_groups}
         features = self.encoder(obs) if self.encoder else None
         x = vector_input(vectors, self._actor_groups, features)
         mean = self._actor_forward(x)
+        if self._regresses and features is not None:
+            return mean, mean + noise, features
         # The critic has the inputs of the actor if it uses images.
         value = (self.critic(x).squeeze(-1),) if self._critic_uses_images else ()
         return mean, mean + noise, *value
@@ -247,11 +307,10 @@ class Ppo(Learner):
     def _normalize(self, group: str, obs: Tensor) -> Tensor:
         return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs
 
-    def _normalize_and_pad(self, group: str, obs: Tensor) -> Tensor:
-        """Normalize, and add columns of zeros up to a multiple of the alignment."""
-        padding = -obs.shape[-1] % self._alignment
-        obs = self._normalize(group, obs)
-        return functional.pad(obs, (0, padding)) if padding else obs
+    def _pad(self, rows: Tensor) -> Tensor:
+        """Add columns of zeros up to a multiple of the alignment."""
+        padding = -rows.shape[-1] % self._alignment
+        return functional.pad(rows, (0, padding)) if padding else rows
 
     # From the rollout to minibatches
 
@@ -261,26 +320,30 @@ class Ppo(Learner):
             return self._samples_with_value(rollout, rollout.value)
         config = self.config
         critic_obs = {
-            name: self._normalize_and_pad(name, torch.cat((rollout.obs[name], final_obs)))
+            name: self._pad(self._normalize(name, torch.cat((rollout.obs[name], final_obs))))
             for name, final_obs in rollout.final_obs.items()
         }
         values = forward_padded(self.critic, vector_input(critic_obs, self._critic_groups)).squeeze(-1)
         value, final_value = values.split((config.horizon + 1, config.horizon))
         next_value = torch.where(rollout.truncated, final_value, value[1:])
         obs = {
-            name: critic_obs[name][: config.horizon] if name in critic_obs else self._sample_obs(name, rows)
-            for name, rows in rollout.obs.items()
+            name: critic_obs[name][: config.horizon] if name in critic_obs else self._sample_obs(name, rollout)
+            for name in self._sample_groups
         }
         return self._samples(rollout, obs, value[:-1], next_value)
 
     def _samples_with_value(self, rollout: Rollout, value: Tensor) -> Samples:
         """Do the same with values that the rollout has. There are no images of the states before a reset, so after a
         time limit the value of the state before the step is used, as RSL-RL and RL-Games do."""
-        obs = {name: self._sample_obs(name, rows) for name, rows in rollout.obs.items()}
+        obs = {name: self._sample_obs(name, rollout) for name in self._sample_groups}
         return self._samples(rollout, obs, value[:-1], torch.where(rollout.truncated, value[:-1], value[1:]))
 
-    def _sample_obs(self, name: str, rows: Tensor) -> Tensor:
-        return rows[:-1] if name in self._images else self._normalize_and_pad(name, rows[:-1])
+    def _sample_obs(self, name: str, rollout: Rollout) -> Tensor:
+        rows = rollout.obs[name][:-1]
+        if name in self._images:
+            return rows
+        rows = self._normalize(name, rows)
+        return self._pad(torch.cat((rollout.features, rows), dim=-1) if rollout.features is not None else rows)
 
     def _samples(self, rollout: Rollout, obs: dict[str, Tensor], value: Tensor, next_value: Tensor) -> Samples:
         discount, decay = self.config.discount, self.config.gae_lambda
@@ -330,7 +393,7 @@ class Ppo(Learner):
     def _minibatch_losses(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Return the loss to minimize, and the values of `_LOSS_NAMES`."""
         samples = self._packing.unpack(minibatch)
-        features = self.encoder(samples.obs) if self.encoder else None
+        features = self.encoder(samples.obs) if self.encoder and not self._regresses else None
         mean = forward_padded(self.actor, vector_input(samples.obs, self._actor_groups, features))
         of_critic = features if self._critic_uses_images else None
         value = forward_padded(self.critic, vector_input(samples.obs, self._critic_groups, of_critic)).squeeze(-1)

@@ -37,6 +37,8 @@ class Rollout:
     """`VecEnv.faults`, [2]."""
     value: Tensor | None = None
     """Value estimates of `obs`, [step, env], which are computed in the rollout if the critic uses images."""
+    features: Tensor | None = None
+    """Predictions of the image encoder, [step, env, targets], if it is trained by regression."""
 
     @property
     def done(self) -> Tensor:

@@ -15,7 +15,7 @@ class PpoSettings(Settings):
     flags: ClassVar[str] = "ppo"
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden", "activation", "initial_std", "normalize_observations"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
     )
 
     horizon: PerIteration = translated("horizon")
@@ -44,6 +44,8 @@ class PpoSettings(Settings):
     image_strides: LayerWidths = translated("image_strides")
     image_features: PerIteration = translated("image_features")
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    image_learning_rate: Positive = translated("image_learning_rate")
 
     def check(self) -> None:
         super().check()

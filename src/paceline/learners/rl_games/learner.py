@@ -9,27 +9,34 @@ from typing import Any, cast
 import torch
 from gymnasium.spaces import Box
 from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.algos_torch.model_builder import register_network
+from rl_games.algos_torch.network_builder import A2CBuilder
 from rl_games.algos_torch.running_mean_std import RunningMeanStd
-from rl_games.algos_torch.torch_ext import mean_list, policy_kl
+from rl_games.algos_torch.torch_ext import mean_list, policy_kl, torch_to_numpy_dtype_dict
 from rl_games.common.algo_observer import AlgoObserver
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.env.vec_env import VecEnv
+from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.errors import UserError
+from paceline.learners.encoders import feature_map_size, images_of, network_input, num_channels
+from paceline.learners.image_packing import ImagePacking
 from paceline.learners.learner import Learner
-from paceline.learners.networks import Policy
+from paceline.learners.networks import Encoder, Policy
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rollout import RolloutEnv, vector_widths
+from paceline.learners.settings import refuse
 from paceline.tensors.flat import pack, unpack
 from paceline.tensors.statistics import merge_, row_sums, standardize
 
-# Names of observation groups in RL-Games.
-_GROUP_NAMES = {"policy": "obs", "critic": "states"}
+# Name of the network for images in the registry of RL-Games.
+_IMAGE_NETWORK = "paceline_images"
 
 
 class RlGames(Learner):
-    """Learner with a central value network for the observation group "critic" if the env has one."""
+    """Learner whose agent uses the observation group "policy" or all images. It has a central value network for the
+    group "critic" if the env has one."""
 
     def __init__(self, env: VecEnv, config: RlGamesSettings, seed: int, group: Group):
         super().__init__(env, seed, group)
@@ -63,9 +70,11 @@ class RlGames(Learner):
         }
 
     def policy(self) -> Policy:
-        model = self.agent.model
-        normalizer = [model.running_mean_std] if self.config.normalize_input else []
-        return Policy(nn.Sequential(*normalizer, model.a2c_network.actor_mlp, model.a2c_network.mu))
+        model, network = self.agent.model, self.agent.model.a2c_network
+        normalizer = [model.running_mean_std] if model.normalize_input else []
+        layers = nn.Sequential(*normalizer, network.actor_mlp, network.mu)
+        images = self.agent.images
+        return Policy(layers, (), _Encoder(network.actor_cnn, images.specs)) if images else Policy(layers)
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
@@ -82,9 +91,10 @@ class _Agent(A2CAgent):
 
     def __init__(self, rollout_env: RolloutEnv, config: RlGamesSettings):
         self._group, self._normalize_advantage = rollout_env.group, config.normalize_advantage
+        self.images = _pack_images(rollout_env.env)
         # RL-Games prints each part that it builds, and always opens a log.
         with redirect_stdout(io.StringIO()), TemporaryDirectory(prefix="paceline_") as folder:
-            super().__init__("paceline", _parameters(rollout_env, config, folder))
+            super().__init__("paceline", _parameters(rollout_env, self.images, config, folder))
             cast("Any", self.writer).close()
             self.writer = None
             self._normalizers = self._replace_normalizers()
@@ -102,6 +112,10 @@ class _Agent(A2CAgent):
         self.reset_envs()
         self.set_eval()
         self._batch = super().play_steps()
+
+    def _preproc_obs(self, obs_batch: Tensor) -> Tensor:
+        """Scale images when the network uses them; the rollout keeps them as they are in the env."""
+        return network_input(self.images.unpack(obs_batch), self.images.specs) if self.images else obs_batch
 
     def play_steps(self) -> dict[str, Any]:
         return self._batch
@@ -172,32 +186,86 @@ class _Normalizer(RunningMeanStd):
         return super().train(False)
 
 
+class _ImageBuilder(A2CBuilder):
+    """Builds the network of RL-Games for images that the agent has scaled."""
+
+    def build(self, name: str, **options: Any) -> A2CBuilder.Network:
+        return super().build(name, **options | {"input_shape": self.params["cnn"]["input_shape"]})
+
+
+class _Encoder(Encoder):
+    """Convolutions of a network."""
+
+    def __init__(self, cnn: nn.Module, specs: dict[str, TensorSpec]):
+        super().__init__()
+        self.groups = tuple(specs)
+        self._cnn, self._specs = cnn, specs
+
+    def forward(self, images: dict[str, Tensor]) -> Tensor:
+        return self._cnn(network_input(images, self._specs)).flatten(1)
+
+
 class _VecEnv:
     """Adapts a `RolloutEnv` to the interface that the agent calls."""
 
-    def __init__(self, rollout_env: RolloutEnv):
-        self._rollout_env = rollout_env
+    def __init__(self, rollout_env: RolloutEnv, images: ImagePacking | None):
+        self._rollout_env, self._images = rollout_env, images
 
     def reset(self) -> dict[str, Tensor]:
         """Return the latest observations: the agent calls this once per iteration, and episodes continue."""
-        return _renamed(self._rollout_env.obs)
+        return self._renamed(self._rollout_env.obs)
 
     def step(self, actions: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor, dict[str, Tensor]]:
         step = self._rollout_env.step(actions)
-        return _renamed(step.obs), step.reward, step.terminated | step.truncated, {"time_outs": step.truncated}
+        return self._renamed(step.obs), step.reward, step.terminated | step.truncated, {"time_outs": step.truncated}
 
     def set_train_info(self, *_: Any) -> None: ...
 
+    def _renamed(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the observations under the names that RL-Games gives them."""
+        states = {"states": obs["critic"]} if "critic" in obs else {}
+        return states | {"obs": self._images.pack(obs) if self._images else obs["policy"]}
 
-def _renamed(obs: dict[str, Any]) -> dict[str, Any]:
-    return {_GROUP_NAMES[name]: value for name, value in obs.items()}
+
+def _pack_images(env: VecEnv) -> ImagePacking | None:
+    images = images_of(env)
+    if images and "policy" in env.observation_spec:
+        raise UserError(
+            f'learner rl_games does not use the observation groups "policy" and {", ".join(images)} together: its '
+            "network takes a vector or an image; use one of the learners ppo, rsl_rl, skrl and skrl_jax"
+        )
+    return ImagePacking(images) if images else None
 
 
-def _parameters(rollout_env: RolloutEnv, config: RlGamesSettings, folder: str) -> dict[str, Any]:
+def _image_network(images: ImagePacking, config: RlGamesSettings) -> dict[str, Any]:
+    """Return the keys by which the network for images differs from the one for vectors."""
+    # RL-Games has a spatial softmax, but exchanges height and width.
+    refuse(config, "image_pooling", "spatial_softmax", "flatten", "ppo, skrl or skrl_jax")
+    refuse(config, "image_training", "targets", "policy", "ppo")
+    layers = (config.image_channels, config.image_kernels, config.image_strides)
+    height, width, _ = images.shape
+    feature_map_size(height, width, *layers)
+    names = ("filters", "kernel_size", "strides")
+    cnn = {
+        "type": "conv2d",
+        "activation": config.activation,
+        "initializer": {"name": "default"},
+        "permute_input": False,
+        "input_shape": (sum(num_channels(spec) for spec in images.specs.values()), height, width),
+        "convs": [dict(zip(names, layer, strict=True)) | {"padding": 0} for layer in zip(*layers, strict=True)],
+    }
+    register_network(_IMAGE_NETWORK, _ImageBuilder)
+    return {"name": _IMAGE_NETWORK, "cnn": cnn}
+
+
+def _parameters(
+    rollout_env: RolloutEnv, images: ImagePacking | None, config: RlGamesSettings, folder: str
+) -> dict[str, Any]:
     """Return the settings in the form of RL-Games' configuration files."""
-    env, spaces = rollout_env.env, {}
-    for name, width in _renamed(vector_widths(env, "rl_games")).items():
-        spaces["observation_space" if name == "obs" else "state_space"] = Box(-torch.inf, torch.inf, (width,))
+    env = rollout_env.env
+    widths = vector_widths(env, "rl_games", tuple(images_of(env)))
+    names = {"policy": "observation_space", "critic": "state_space"}
+    spaces = {names[group]: Box(-torch.inf, torch.inf, (width,)) for group, width in widths.items()}
     mlp = {"units": config.units, "activation": config.activation, "initializer": {"name": "default"}}
     actions = {
         "mu_activation": "None",
@@ -210,13 +278,17 @@ def _parameters(rollout_env: RolloutEnv, config: RlGamesSettings, folder: str) -
     settings = asdict(config) | {"normalize_advantage": False, "truncate_grads": False}
     central = settings | {"network": {"name": "actor_critic", "central_value": True, "mlp": mlp}}
     network = {"name": "actor_critic", "separate": config.separate, "space": {"continuous": actions}, "mlp": mlp}
+    if images:
+        network |= _image_network(images, config) | {"mlp": mlp | {"units": (config.image_features, *config.units)}}
+        spaces["observation_space"] = Box(0, 255, images.shape, dtype=torch_to_numpy_dtype_dict[images.dtype])
+        settings["normalize_input"] = False
     settings |= {
         "name": "paceline",
         "env_name": "paceline",
         "train_dir": folder,
         "device": str(env.device),
         "num_actors": env.num_envs,
-        "vec_env": _VecEnv(rollout_env),
+        "vec_env": _VecEnv(rollout_env, images),
         "env_info": spaces | {"action_space": Box(-1.0, 1.0, (env.num_actions,))},
         "features": {"observer": AlgoObserver()},
         "reward_shaper": lambda reward: reward * config.reward_scale,

@@ -15,7 +15,10 @@ class RlGamesSettings(Settings):
     flags: ClassVar[str] = "rl-games"
     horizon_field: ClassVar[str] = "horizon_length"
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
-    fixed: ClassVar[tuple[str, ...]] = ("units", "activation", "separate", "normalize_input", "normalize_value")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("units", "activation", "separate", "normalize_input", "normalize_value"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+    )
     horizon = derived(lambda settings: settings.horizon_length)
     minibatches = derived(lambda settings: settings.horizon_length // settings.minibatch_size_per_env)
 
@@ -60,6 +63,15 @@ class RlGamesSettings(Settings):
     """Clip the norm of the gradient."""
     reward_scale: Positive = 1.0
     """Factor of the rewards that the learner receives, above 0. Metrics show the unscaled rewards."""
+    image_channels: LayerWidths = translated("image_channels")
+    image_kernels: LayerWidths = translated("image_kernels")
+    image_strides: LayerWidths = translated("image_strides")
+    image_features: PerIteration = translated("image_features")
+    """Width of the first hidden layer of a network that uses images, before --rl-games.units; at least 1."""
+    image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    """Reduction of the last feature maps. Only flatten is supported."""
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""
 
     def check(self) -> None:
         super().check()

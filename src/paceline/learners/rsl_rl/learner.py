@@ -5,25 +5,28 @@ synchronizes the ranks three times per minibatch. Here the rollout is one CUDA g
 collective per minibatch. A test compares the update with that of RSL-RL.
 """
 
+import copy
 from typing import Any, cast
 
 import torch
 from rsl_rl.algorithms import PPO
-from rsl_rl.models import MLPModel
+from rsl_rl.models import CNNModel, MLPModel
 from rsl_rl.modules import EmpiricalNormalization
 from rsl_rl.modules.distribution import GaussianDistribution
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.env.vec_env import VecEnv
+from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.learners.encoders import common_size, feature_map_size, images_of, scaled
 from paceline.learners.learner import Learner
-from paceline.learners.networks import Policy, fold_normalizer
+from paceline.learners.networks import Encoder, Policy, fold_normalizer
 from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_parameters
 from paceline.learners.ppo.objective import surrogate_loss, value_loss
 from paceline.learners.rollout import RolloutEnv, vector_widths
 from paceline.learners.rsl_rl.settings import RslRlSettings
+from paceline.learners.settings import refuse
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
 from paceline.tensors.statistics import merge_, row_sums, standardize
@@ -32,12 +35,12 @@ _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 
 
 class RslRl(Learner):
-    """Learner whose critic uses the observation group "critic" if the env has one, and "policy" otherwise."""
+    """Learner whose actor uses the observation group "policy" and all images. The critic uses the group "critic" if the
+    env has one, and the groups of the actor otherwise."""
 
     def __init__(self, env: VecEnv, config: RslRlSettings, seed: int, group: Group):
         super().__init__(env, seed, group)
         self.config = config
-        vector_widths(env, "rsl_rl")
         self.algorithm = _Algorithm(self._tensor_dict(self._rollout_env.obs), self._rollout_env, config, seed)
         networks = {"actor": self.algorithm.actor, "critic": self.algorithm.critic}
         self.parts = {"networks": networks, "adam": self.algorithm.adam}
@@ -67,10 +70,13 @@ class RslRl(Learner):
 
     def policy(self) -> Policy:
         actor = self.algorithm.actor
-        if not self.config.obs_normalization:
-            return Policy(actor.mlp)
-        normalizer = cast("EmpiricalNormalization", actor.obs_normalizer)
-        return Policy(fold_normalizer(actor.mlp, normalizer.mean, normalizer.std + normalizer.eps))
+        network, encoder = actor.mlp, None
+        if isinstance(actor, _ImageModel):
+            network, encoder = actor.mlp_features_first(), _Encoder(actor)
+        if actor.obs_normalization:
+            normalizer = cast("EmpiricalNormalization", actor.obs_normalizer)
+            network = fold_normalizer(network, normalizer.mean, normalizer.std + normalizer.eps)
+        return Policy(network, tuple(actor.obs_groups), encoder)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self.algorithm.adam.learning_rate.fill_(learning_rate)
@@ -82,15 +88,27 @@ class _Algorithm(PPO):
     def __init__(self, obs: TensorDict, rollout_env: RolloutEnv, config: RslRlSettings, seed: int):
         env, group = rollout_env.env, rollout_env.group
         self._group, self._share, self._config = group, rollout_env.share, config
-        groups = {"actor": ["policy"], "critic": ["critic" if "critic" in obs.keys() else "policy"]}  # noqa: SIM118
+        images = images_of(env)
+        widths = vector_widths(env, "rsl_rl", tuple(images))
+        actor_groups = [*widths.keys() & {"policy"}, *images]
+        groups = {"actor": actor_groups, "critic": ["critic"] if "critic" in widths else actor_groups}
         device = cast("str", env.device)
+
+        def make_model(role: str, outputs: int, distribution: dict[str, Any] | None) -> MLPModel:
+            normalized = config.obs_normalization and not widths.keys().isdisjoint(groups[role])
+            layers = (config.activation, normalized, distribution)
+            if images.keys().isdisjoint(groups[role]):
+                model = MLPModel(obs, groups, role, outputs, config.hidden_dims, *layers)
+            else:
+                hidden = (config.image_features, *config.hidden_dims)
+                model = _ImageModel(images, config, obs, groups, role, outputs, hidden, *layers)
+            if normalized:
+                model.obs_normalizer = _Normalizer(model.obs_dim, group)
+            return model
+
         torch.manual_seed(seed)
-        network = (config.hidden_dims, config.activation, config.obs_normalization)
-        distribution = {"class_name": _Gaussian, "init_std": config.init_std, "std_type": config.std_type}
-        actor = MLPModel(obs, groups, "actor", env.num_actions, *network, distribution)
-        critic = MLPModel(obs, groups, "critic", 1, *network)
-        for model in (actor, critic) if config.obs_normalization else ():
-            model.obs_normalizer = _Normalizer(model.obs_dim, group)
+        gaussian = {"class_name": _Gaussian, "init_std": config.init_std, "std_type": config.std_type}
+        actor, critic = make_model("actor", env.num_actions, gaussian), make_model("critic", 1, None)
         storage = RolloutStorage("rl", env.num_envs, config.num_steps_per_env, obs, [env.num_actions], device)
         super().__init__(
             actor,
@@ -158,6 +176,48 @@ class _Algorithm(PPO):
             kl = actor.get_kl_divergence(before, after).mean()
         loss = surrogate + config.value_loss_coef * squared_error - config.entropy_coef * entropy
         return loss, (surrogate.detach(), squared_error.detach(), entropy.detach(), kl)
+
+
+class _ImageModel(CNNModel):
+    """RSL-RL's model with one convolutional network for each image, on scaled images. The storage keeps them as they
+    are in the env."""
+
+    def __init__(self, images: dict[str, TensorSpec], config: RslRlSettings, obs: TensorDict, *arguments: Any):
+        refuse(config, "image_pooling", "spatial_softmax", "flatten", "ppo, skrl or skrl_jax")
+        refuse(config, "image_training", "targets", "policy", "ppo")
+        self.images = images
+        layers = (config.image_channels, config.image_kernels, config.image_strides)
+        for name, spec in images.items():
+            feature_map_size(*common_size({name: spec}), *layers)
+        names = ("output_channels", "kernel_size", "stride")
+        cnn = dict(zip(names, layers, strict=True)) | {"activation": config.activation}
+        super().__init__(TensorDict(self._scaled(obs), obs.batch_size), *arguments, cnn_cfg=cnn)
+
+    def get_latent(self, obs: TensorDict, masks: Tensor | None = None, hidden_state: Any = None) -> Tensor:
+        return super().get_latent(self._scaled(obs))
+
+    def _scaled(self, obs: TensorDict) -> Any:
+        return dict(obs.items()) | {name: scaled(obs[name], spec) for name, spec in self.images.items()}
+
+    def mlp_features_first(self) -> nn.Sequential:
+        """Return a copy of the MLP for the features of images followed by vectors, which RSL-RL puts first."""
+        mlp = copy.deepcopy(self.mlp)
+        first = cast("nn.Linear", mlp[0])
+        first.weight.data = first.weight.data.roll(self.cnn_latent_dim, 1)
+        return mlp
+
+
+class _Encoder(Encoder):
+    """Convolutional networks of a model."""
+
+    def __init__(self, model: _ImageModel):
+        super().__init__()
+        self.groups = tuple(model.images)
+        self._cnns, self._images = model.cnns, model.images
+
+    def forward(self, images: dict[str, Tensor]) -> Tensor:
+        parts = [self._cnns[name](scaled(images[name], self._images[name])) for name in self.groups]
+        return torch.cat(parts, dim=1)
 
 
 class _Gaussian(GaussianDistribution):

@@ -14,7 +14,10 @@ class RslRlSettings(Settings):
     flags: ClassVar[str] = "rsl-rl"
     horizon_field: ClassVar[str] = "num_steps_per_env"
     minibatches_field: ClassVar[str] = "num_mini_batches"
-    fixed: ClassVar[tuple[str, ...]] = ("hidden_dims", "activation", "obs_normalization", "init_std", "std_type")
+    fixed: ClassVar[tuple[str, ...]] = (
+        *("hidden_dims", "activation", "obs_normalization", "init_std", "std_type"),
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+    )
     horizon = derived(lambda settings: settings.num_steps_per_env)
     minibatches = derived(lambda settings: settings.num_mini_batches)
 
@@ -43,3 +46,12 @@ class RslRlSettings(Settings):
     """Norm to which the gradients of actor and critic are clipped separately; above 0."""
     normalize_advantage_per_mini_batch: bool = False
     """Normalize advantages over each minibatch instead of over the rollout."""
+    image_channels: LayerWidths = translated("image_channels")
+    image_kernels: LayerWidths = translated("image_kernels")
+    image_strides: LayerWidths = translated("image_strides")
+    image_features: PerIteration = translated("image_features")
+    """Width of the first hidden layer of networks that use images, before --rsl-rl.hidden-dims; at least 1."""
+    image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    """Reduction of the last feature maps. Only flatten is supported."""
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""

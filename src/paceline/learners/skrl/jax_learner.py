@@ -3,7 +3,7 @@ through Paceline's process group."""
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -13,11 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.env.vec_env import VecEnv
+from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.learners.encoders import ImageEncoder
+from paceline.learners.image_packing import ImagePacking
 from paceline.learners.networks import mlp_of
 from paceline.learners.optimizers import broadcast_parameters
-from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_config, spaces, without_launcher
+from paceline.learners.rollout import RolloutEnv
+from paceline.learners.skrl.learner import (
+    ObservationRows,
+    SkrlLearner,
+    UnscaledValues,
+    agent_config,
+    make_encoder,
+    without_launcher,
+)
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
 
@@ -48,13 +57,14 @@ class SkrlJax(SkrlLearner):
     agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        super().__init__(env, config, seed, group)
+        rows = ObservationRows(env, "skrl_jax")
+        super().__init__(env, config, seed, group, rows)
         self._device = jax_device(env.device)
         # Device on which skrl and JAX create arrays.
         skrl.config.jax.device = self._device
         jax.config.update("jax_default_device", self._device)
         torch.manual_seed(seed)
-        self.agent = agent = _Agent(self._rollout_env, config, self._device, self.average_kl)
+        self.agent = agent = _Agent(self._rollout_env, rows, config, self._device, self.average_kl)
         networks = {name: SavedArrays(network) for name, network in agent.networks.items()}
         for network in networks.values():
             parameters = network.state()
@@ -84,20 +94,28 @@ class _Agent(PPO):
     memory: "_Memory"
 
     def __init__(
-        self, rollout_env: RolloutEnv, config: SkrlSettings, device: JaxDevice, average_kl: Callable[[float], float]
+        self,
+        rollout_env: RolloutEnv,
+        rows: ObservationRows,
+        config: SkrlSettings,
+        device: JaxDevice,
+        average_kl: Callable[[float], float],
     ):
         self._config, self._average_kl = config, average_kl
-        env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl_jax")
-        boxes = spaces(widths, env.num_actions, device)
-        self.networks = make_networks(config, boxes)
+        # Checks the settings of the encoder, and receives its weights in `policy_networks`.
+        self._encoder = make_encoder(rows.images, config, torch.Generator())
+        env, group = rollout_env.env, rollout_env.group
+        boxes = rows.spaces(env.num_actions, device)
+        self.networks = make_networks(config, boxes, rows.images)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=device)
+        memory.observation_dtype = jnp.dtype(str(rows.dtype).removeprefix("torch."))
         super().__init__(
             models=self.networks,
             memory=memory,
             cfg=agent_config(
                 PPO_CFG,
                 config,
-                widths,
+                rows.widths,
                 partial(_Scaler, group=group, device=device),
                 # Also for a fixed learning rate, because skrl then passes it to every step and computes the divergence.
                 learning_rate_scheduler=KLAdaptiveLR,
@@ -123,12 +141,23 @@ class _Agent(PPO):
     def learning_rate(self) -> float:
         return float(self.policy_learning_rate)
 
-    def policy_network(self) -> nn.Module:
-        """Return a torch network that computes mean actions from normalized observations."""
+    def policy_networks(self) -> tuple[nn.Module, ImageEncoder | None]:
+        """Return a torch network that computes mean actions from features and the normalized vector, and the
+        encoder."""
+        dense = [f"Dense_{index}" for index in range(len(self._config.layers) + 1)]
+        network = mlp_of(map(self._torch_layer, dense), _ACTIVATIONS[self._config.activations][1])
+        if self._encoder:
+            layers = [layer for layer in self._encoder.layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
+            names = [*(f"Conv_{index}" for index in range(len(layers) - 1)), "features"]
+            for layer, (weight, bias) in zip(layers, map(self._torch_layer, names), strict=True):
+                layer.load_state_dict({"weight": weight, "bias": bias})
+        return network, self._encoder
+
+    def _torch_layer(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of a layer of the policy, in the order of torch."""
         parameters: Any = self.policy.state_dict.params["params"]
-        dense = [parameters[f"Dense_{index}"] for index in range(len(self._config.layers) + 1)]
-        layers = [[torch.from_dlpack(layer[name]).cpu() for name in ("kernel", "bias")] for layer in dense]
-        return mlp_of([(kernel.T, bias) for kernel, bias in layers], _ACTIVATIONS[self._config.activations][1])
+        kernel, bias = (torch.from_dlpack(parameters[name][part]).cpu() for part in ("kernel", "bias"))
+        return kernel.permute(3, 2, 0, 1) if kernel.dim() == 4 else kernel.T, bias
 
     def state(self) -> dict[str, Any]:
         """Return the state of the optimizers."""
@@ -149,9 +178,9 @@ class _Agent(PPO):
         return self.policy_learning_rate
 
 
-def make_networks(config: SkrlSettings, boxes: dict[str, Any]) -> dict[str, Model]:
+def make_networks(config: SkrlSettings, boxes: dict[str, Any], images: ImagePacking | None = None) -> dict[str, Model]:
     """Return the policy and the value network, with weights sampled from torch's generator."""
-    networks = {"policy": _Policy(config, **boxes), "value": _Value(config, **boxes)}
+    networks = {"policy": _Policy(config, images, **boxes), "value": _Value(config, images, **boxes)}
     for network in networks.values():
         network.init_state_dict(key=random_key())
     return networks
@@ -161,31 +190,77 @@ class _Policy(GaussianMixin, Model):
     """MLP for the mean action, with noise that does not depend on the observations."""
 
     config: SkrlSettings = SkrlSettings()
+    images: ImagePacking | None = None
 
-    def __init__(self, config: SkrlSettings, **boxes: Any):
-        self.config = config
+    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
+        self.config, self.images = config, images
         Model.__init__(self, **boxes)
         GaussianMixin.__init__(self)
 
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        mean = _mlp(inputs["observations"], self.config, self.num_actions, last_gain=0.01)
+        x = _encoded(inputs["observations"], self.images, self.config)
+        mean = _mlp(x, self.config, self.num_actions, last_gain=0.01)
         log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.config.initial_log_std, jnp.float32))
         return mean, {"log_std": log_std}
 
 
 class _Value(DeterministicMixin, Model):
     config: SkrlSettings = SkrlSettings()
+    images: ImagePacking | None = None
 
-    def __init__(self, config: SkrlSettings, **boxes: Any):
-        self.config = config
+    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
+        self.config, self.images = config, images
         Model.__init__(self, **boxes)
         DeterministicMixin.__init__(self)
 
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        states = inputs["observations"] if inputs["states"] is None else inputs["states"]
-        return _mlp(states, self.config, 1, last_gain=1.0), {}
+        states = inputs["states"]
+        x = _encoded(inputs["observations"], self.images, self.config) if states is None else states
+        return _mlp(x, self.config, 1, last_gain=1.0), {}
+
+
+def _encoded(rows: jax.Array, images: ImagePacking | None, config: SkrlSettings) -> jax.Array:
+    """Compute the same as `ImageEncoder`: the features of the images, if there are any, and the vector of each row."""
+    if images is None:
+        return rows
+    init = jax.nn.initializers.orthogonal(math.sqrt(2.0))
+    vector, packed = jnp.split(rows, [rows.shape[1] - images.size], axis=1)
+    x = _scaled(packed.reshape(-1, *images.shape), images.specs.values())
+    layers = list(zip(config.image_channels, config.image_kernels, config.image_strides, strict=True))
+    for index, (channels, kernel, stride) in enumerate(layers, start=1):
+        x = flax.linen.Conv(channels, (kernel, kernel), stride, padding="VALID", kernel_init=init)(x)
+        if index < len(layers) or config.image_pooling == "flatten":
+            x = jax.nn.relu(x)
+    # Channels first, as in torch, to which the weights are converted.
+    x = x.transpose(0, 3, 1, 2)
+    x = _spatial_softmax(x) if config.image_pooling == "spatial_softmax" else x.reshape(len(x), -1)
+    features = jax.nn.relu(flax.linen.Dense(config.image_features, kernel_init=init, name="features")(x))
+    return jnp.concatenate((features, vector), axis=1)
+
+
+def _scaled(packed: jax.Array, specs: Iterable[TensorSpec]) -> jax.Array:
+    """Scale images [batch, height, width, channel] as `encoders.scaled` does."""
+    parts, start = [], 0
+    for spec in specs:
+        part = packed[..., start : start + spec.shape[0]]
+        start += spec.shape[0]
+        if spec.classes:
+            one_hot = jax.nn.one_hot(part.astype(jnp.int32), spec.classes)
+            parts.append(one_hot.reshape(*part.shape[:3], -1))
+        else:
+            scale = 255.0 if spec.dtype == torch.uint8 else spec.scale
+            parts.append(part.astype(jnp.float32) * (1.0 / scale) - 0.5)
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _spatial_softmax(maps: jax.Array) -> jax.Array:
+    """Compute the same as `encoders.SpatialSoftmax`."""
+    *_, height, width = maps.shape
+    weights = jax.nn.softmax(maps, axis=(2, 3))
+    x, y = (jnp.linspace(-1.0, 1.0, size) for size in (width, height))
+    return jnp.concatenate(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1)), axis=1)
 
 
 def _mlp(x: jax.Array, config: SkrlSettings, outputs: int, last_gain: float) -> jax.Array:
@@ -234,13 +309,17 @@ class _SharedAdam:
 
 
 class _Scaler(RunningStandardScaler):
-    """Scaler with the statistics of the samples of all ranks."""
+    """Scaler of the first `width` columns with the statistics of the samples of all ranks."""
 
     def __init__(self, width: int, group: Group, device: JaxDevice):
         super().__init__(width, device=device)
-        self._group = group
+        self._group, self._width = group, width
 
     def __call__(self, x: jax.Array | None, *, train: bool = False, inverse: bool = False) -> jax.Array | None:
+        if x is not None and x.shape[-1] > self._width:
+            vector, images = jnp.split(x, [self._width], axis=-1)
+            vector = cast("jax.Array", self(vector, train=train, inverse=inverse))
+            return jnp.concatenate((vector, images), axis=-1)
         if train and x is not None:
             self._merge(torch.from_dlpack(x))
         return super().__call__(x, inverse=inverse)
@@ -258,6 +337,10 @@ class _Memory(RandomMemory):
     """Replaces the advantages by those that are standardized over all ranks."""
 
     values: UnscaledValues
+    observation_dtype: Any
+
+    def create_tensor(self, name: str, *, dtype: Any = None, **options: Any) -> bool:
+        return super().create_tensor(name, dtype=self.observation_dtype if name == "observations" else dtype, **options)
 
     def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
         tensor = to_jax(self.values.take_advantages(), self.device) if name == "advantages" else tensor

@@ -13,8 +13,12 @@ from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import Step, VecEnv
+from paceline.learners.encoders import ImageEncoder, images_of
+from paceline.learners.image_packing import ImagePacking
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
+from paceline.learners.rollout import vector_widths
+from paceline.learners.settings import refuse
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import row_sums, standardize
 
@@ -34,11 +38,44 @@ def without_launcher() -> Iterator[None]:
         os.environ.update(found)
 
 
+class ObservationRows:
+    """Rows [env, size] of the group "policy", if there is one, and all images: an observation of skrl is a vector."""
+
+    def __init__(self, env: VecEnv, learner: str):
+        images = images_of(env)
+        self.widths = vector_widths(env, learner, tuple(images))
+        """Widths of the groups of vectors."""
+        self.vectors = ("policy",) if "policy" in self.widths else ()
+        """Groups of vectors that the rows have."""
+        self.images = ImagePacking(images) if images else None
+        self.dtype = self.images.dtype if self.images and not self.vectors else torch.float32
+
+    def pack(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = [obs[name] for name in self.vectors]
+        if self.images:
+            parts.append(self.images.pack(obs).flatten(1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def spaces(self, num_actions: int, device: Any) -> dict[str, Any]:
+        """Return the result of `spaces` for these observations."""
+        size = self.widths.get("policy", 0) + (self.images.size if self.images else 0)
+        return spaces(self.widths | {"policy": size}, num_actions, device)
+
+
 def spaces(widths: dict[str, int], num_actions: int, device: Any) -> dict[str, Any]:
     """Return spaces and device as keyword arguments of skrl's classes. skrl calls the group "critic" states."""
     sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic"), "action_space": num_actions}
     boxes = {name: Box(-np.inf, np.inf, (size,)) if size else None for name, size in sizes.items()}
     return {"device": device, **boxes}
+
+
+def make_encoder(images: ImagePacking | None, config: SkrlSettings, generator: torch.Generator) -> ImageEncoder | None:
+    """Return an encoder of the images, or None if there are none."""
+    if images is None:
+        return None
+    refuse(config, "image_training", "targets", "policy", "ppo")
+    layers = (config.image_channels, config.image_kernels, config.image_strides)
+    return ImageEncoder(images.specs, *layers, config.image_features, config.image_pooling, generator)
 
 
 def agent_config(
@@ -83,14 +120,15 @@ class UnscaledValues:
 
 
 class SkrlLearner(Learner):
-    """Learner whose critic uses the observation group "critic" if the env has one, and "policy" otherwise."""
+    """Learner whose actor uses the observation group "policy" and all images. The critic uses the group "critic" if the
+    env has one, and the groups of the actor otherwise."""
 
     agent: Any
-    """skrl's PPO with the methods `log_std`, `learning_rate` and `policy_network`."""
+    """skrl's PPO with the methods `log_std`, `learning_rate` and `policy_networks`."""
 
-    def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
+    def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group, rows: ObservationRows):
         super().__init__(env, seed, group)
-        self.config = config
+        self.config, self._rows = config, rows
         self._divergences: list[float] = []
 
     def average_kl(self, kl: float) -> float:
@@ -107,18 +145,24 @@ class SkrlLearner(Learner):
         """Collect a rollout into the memory of the agent."""
         self._divergences.clear()
         self.agent.tracking_data.clear()
-        inputs = self._inputs(self._rollout_env.begin_rollout(self.config.rollouts))
+        obs = self._rollout_env.begin_rollout(self.config.rollouts)
         for _ in range(self.config.rollouts):
+            inputs = self.inputs(obs)
             actions, _ = self.agent.act(*inputs, **_NO_SCHEDULE)
             step = self._rollout_env.step(torch.from_dlpack(actions))
-            self._record(inputs, actions, step)
-            inputs = self._inputs(step.obs)
+            self._record(obs, inputs, actions, step)
+            obs = step.obs
 
-    def _record(self, inputs: tuple[Any, Any], actions: Any, step: Step) -> None:
+    def _record(self, obs: dict[str, Tensor], inputs: tuple[Any, Any], actions: Any, step: Step) -> None:
         truncated, terminated = step.truncated.unsqueeze(1), step.terminated.unsqueeze(1)
-        # A truncated episode is bootstrapped from its own last observations, not from the first ones of the next.
-        next_inputs = self._inputs(
-            {name: torch.where(truncated, step.final_obs[name], obs) for name, obs in step.obs.items()}
+        # A truncated episode is bootstrapped from its own last observations, not from the first ones of the next. There
+        # are no images of the state before a reset: those before the step are used.
+        last = obs | step.final_obs
+        next_inputs = self.inputs(
+            {
+                name: torch.where(step.truncated.view(-1, *[1] * (after.dim() - 1)), last[name], after)
+                for name, after in step.obs.items()
+            }
         )
         # Without bootstrapping, skrl would continue a truncated episode into the next one.
         ended = terminated if self.config.time_limit_bootstrap else terminated | truncated
@@ -135,9 +179,10 @@ class SkrlLearner(Learner):
             **_NO_SCHEDULE,
         )
 
-    def _inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
-        """Return the groups "policy" and "critic", which skrl calls observations and states. The latter may be None."""
-        return self.from_torch(obs["policy"]), self.from_torch(obs["critic"]) if "critic" in obs else None
+    def inputs(self, obs: dict[str, Tensor]) -> tuple[Any, Any]:
+        """Return the rows of the actor and the group "critic", which skrl calls observations and states. The latter may
+        be None."""
+        return self.from_torch(self._rows.pack(obs)), self.from_torch(obs["critic"]) if "critic" in obs else None
 
     def update(self) -> dict[str, Any]:
         agent = self.agent
@@ -153,25 +198,28 @@ class SkrlLearner(Learner):
         }
 
     def policy(self) -> Policy:
-        network = self.agent.policy_network()
-        if self.config.observation_normalization:
-            scaler = self.agent.checkpoint_modules["observation_preprocessor"]
-            network = nn.Sequential(_Normalizer(scaler), network)
-        return Policy(network)
+        network, encoder = self.agent.policy_networks()
+        if scaler := self.agent.checkpoint_modules.get("observation_preprocessor"):
+            features = self.config.image_features if encoder else 0
+            network = nn.Sequential(_Normalizer(scaler, features), network)
+        return Policy(network, self._rows.vectors, encoder)
 
 
 class _Normalizer(nn.Module):
-    """Normalizes vectors and clips them as a scaler of skrl does, on torch or JAX."""
+    """Normalizes vectors and clips them as a scaler of skrl does, on torch or JAX. The features of images, which come
+    first, do not change."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, scaler: Any):
+    def __init__(self, scaler: Any, features: int):
         super().__init__()
         mean, variance = (torch.from_dlpack(each).float() for each in (scaler.running_mean, scaler.running_variance))
         self.register_buffer("mean", mean)
         self.register_buffer("std", variance.sqrt() + scaler.epsilon)
-        self.limit = scaler.clip_threshold
+        self._limit, self._features = scaler.clip_threshold, features
 
-    def forward(self, obs: Tensor) -> Tensor:
-        return ((obs - self.mean) / self.std).clamp(-self.limit, self.limit)
+    def forward(self, x: Tensor) -> Tensor:
+        features, obs = x[:, : self._features], x[:, self._features :]
+        obs = ((obs - self.mean) / self.std).clamp(-self._limit, self._limit)
+        return torch.cat((features, obs), dim=1) if self._features else obs

@@ -21,6 +21,7 @@ class SkrlSettings(Settings):
         "initial_log_std",
         "observation_normalization",
         "value_normalization",
+        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
     )
     horizon = derived(lambda settings: settings.rollouts)
     minibatches = derived(lambda settings: settings.mini_batches)
@@ -57,3 +58,10 @@ class SkrlSettings(Settings):
     """Bootstrap the return of an episode that the time limit ends from the value of its last observation."""
     rewards_shaper_scale: Positive = 1.0
     """Factor of the rewards that the learner receives, above 0. Metrics show the unscaled rewards."""
+    image_channels: LayerWidths = translated("image_channels")
+    image_kernels: LayerWidths = translated("image_kernels")
+    image_strides: LayerWidths = translated("image_strides")
+    image_features: PerIteration = translated("image_features")
+    image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    image_training: Literal["policy", "targets"] = translated("image_training")
+    """Loss that trains the image encoder. Only that of the policy is supported."""

@@ -10,10 +10,19 @@ from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.networks import mlp
+from paceline.learners.encoders import ImageEncoder
+from paceline.learners.image_packing import ImagePacking
+from paceline.learners.networks import Encoder, mlp
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
-from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.skrl.learner import SkrlLearner, UnscaledValues, agent_config, spaces, without_launcher
+from paceline.learners.rollout import RolloutEnv
+from paceline.learners.skrl.learner import (
+    ObservationRows,
+    SkrlLearner,
+    UnscaledValues,
+    agent_config,
+    make_encoder,
+    without_launcher,
+)
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
 
@@ -31,8 +40,9 @@ class SkrlTorch(SkrlLearner):
     agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        super().__init__(env, config, seed, group)
-        self.agent = _Agent(self._rollout_env, config, seed, self.average_kl)
+        rows = ObservationRows(env, "skrl")
+        super().__init__(env, config, seed, group, rows)
+        self.agent = _Agent(self._rollout_env, rows, config, seed, self.average_kl)
         broadcast_parameters(group, self.agent.networks.parameters())
         self.parts = {"networks": self.agent.networks, "optimizer": self.agent.optimizer}
 
@@ -47,18 +57,26 @@ class _Agent(PPO):
     value: "_Value"
     memory: "_Memory"
 
-    def __init__(self, rollout_env: RolloutEnv, config: SkrlSettings, seed: int, average_kl: Callable[[float], float]):
-        env, group, widths = rollout_env.env, rollout_env.group, vector_widths(rollout_env.env, "skrl")
-        boxes = spaces(widths, env.num_actions, env.device)
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self,
+        rollout_env: RolloutEnv,
+        rows: ObservationRows,
+        config: SkrlSettings,
+        seed: int,
+        average_kl: Callable[[float], float],
+    ):
+        env, group = rollout_env.env, rollout_env.group
+        boxes = rows.spaces(env.num_actions, env.device)
+        networks = (rows.images, config, torch.Generator().manual_seed(seed))
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
+        memory.observation_dtype = rows.dtype
         super().__init__(
-            models={"policy": _Policy(boxes, config, generator), "value": _Value(boxes, config, generator)},
+            models={"policy": _Policy(boxes, *networks), "value": _Value(boxes, *networks)},
             memory=memory,
             cfg=agent_config(
                 PPO_CFG,
                 config,
-                widths,
+                rows.widths,
                 partial(_Scaler, group=group, device=env.device),
                 learning_rate_scheduler=_Scheduler,
                 learning_rate_scheduler_kwargs={"config": config, "average_kl": average_kl},
@@ -81,41 +99,68 @@ class _Agent(PPO):
     def learning_rate(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
-    def policy_network(self) -> nn.Module:
-        """Return a network that computes mean actions from normalized observations."""
-        return self.policy.network
+    def policy_networks(self) -> tuple[nn.Module, Encoder | None]:
+        """Return a network that computes mean actions from features and the normalized vector, and the encoder."""
+        return self.policy.network, self.policy.encoder
 
 
 class _Policy(GaussianMixin, Model):
-    def __init__(self, boxes: dict[str, Any], config: SkrlSettings, generator: torch.Generator):
+    def __init__(
+        self,
+        boxes: dict[str, Any],
+        images: ImagePacking | None,
+        config: SkrlSettings,
+        generator: torch.Generator,
+    ):
         Model.__init__(self, **boxes)
         GaussianMixin.__init__(self)
-        sizes = (self.num_observations, config.layers, self.num_actions)
-        self.network = mlp(*sizes, config.activations, 0.01, generator)
+        self._images, self.encoder = images, make_encoder(images, config, generator)
+        inputs = self.num_observations + (config.image_features - images.size if images else 0)
+        self.network = mlp(inputs, config.layers, self.num_actions, config.activations, 0.01, generator)
         self.log_std = nn.Parameter(torch.full((self.num_actions,), config.initial_log_std))
 
     # The mixin passes the role by position, unlike the declaration in Model.
     def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.network(inputs["observations"]), {"log_std": self.log_std}
+        return self.network(_encoded(inputs["observations"], self._images, self.encoder)), {"log_std": self.log_std}
 
 
 class _Value(DeterministicMixin, Model):
-    def __init__(self, boxes: dict[str, Any], config: SkrlSettings, generator: torch.Generator):
+    def __init__(
+        self,
+        boxes: dict[str, Any],
+        images: ImagePacking | None,
+        config: SkrlSettings,
+        generator: torch.Generator,
+    ):
         Model.__init__(self, **boxes)
         DeterministicMixin.__init__(self)
         self._input = "states" if boxes["state_space"] else "observations"
-        inputs = self.num_states or self.num_observations
+        self._images = None if boxes["state_space"] else images
+        self.encoder = make_encoder(self._images, config, generator)
+        inputs = self.num_states or self.num_observations + (config.image_features - images.size if images else 0)
         self.network = mlp(inputs, config.layers, 1, config.activations, 1.0, generator)
 
     # The mixin passes the role by position, unlike the declaration in Model.
     def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.network(inputs[self._input]), {}
+        return self.network(_encoded(inputs[self._input], self._images, self.encoder)), {}
+
+
+def _encoded(rows: Tensor, images: ImagePacking | None, encoder: ImageEncoder | None) -> Tensor:
+    """Return the features of the images, if there are any, and the vector of each row."""
+    if images is None or encoder is None:
+        return rows
+    vector, packed = rows.tensor_split([rows.shape[1] - images.size], dim=1)
+    return torch.cat((encoder(images.unpack(packed.unflatten(1, images.shape))), vector), dim=1)
 
 
 class _Memory(RandomMemory):
     """Replaces the advantages by those that are standardized over all ranks."""
 
     values: UnscaledValues
+    observation_dtype: torch.dtype
+
+    def create_tensor(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> bool:
+        return super().create_tensor(name, dtype=self.observation_dtype if name == "observations" else dtype, **options)
 
     def set_tensor_by_name(self, name: str, tensor: Tensor) -> None:
         super().set_tensor_by_name(name, self.values.take_advantages() if name == "advantages" else tensor)
@@ -130,7 +175,7 @@ class _Memory(RandomMemory):
 
 
 class _Scaler(RunningStandardScaler):
-    """Scaler with the statistics of the samples of all ranks."""
+    """Scaler of the first `width` columns with the statistics of the samples of all ranks."""
 
     running_mean: Tensor
     running_variance: Tensor
@@ -138,15 +183,19 @@ class _Scaler(RunningStandardScaler):
 
     def __init__(self, width: int, group: Group, device: torch.device):
         super().__init__(width, device=device)
-        self._group = group
+        self._group, self._width = group, width
 
     def forward(
         self, x: Tensor | None, *, train: bool = False, inverse: bool = False, no_grad: bool = True
     ) -> Tensor | None:
-        if train and x is not None:
+        if x is None:
+            return None
+        x, images = x.tensor_split([self._width], dim=-1)
+        if train:
             sums = self._group.sum_(row_sums(x, self.running_mean))
             merge_(self.current_count, self.running_mean, self.running_variance, sums)
-        return super().forward(x, inverse=inverse, no_grad=no_grad)
+        x = cast("Tensor", super().forward(x, inverse=inverse, no_grad=no_grad))
+        return torch.cat((x, images), dim=-1) if images.shape[-1] else x
 
 
 class _Scheduler(KLAdaptiveLR):

@@ -20,6 +20,7 @@ from paceline.tasks.velocity.go1_velocity import Go1Rewards, Go1Velocity
 
 # Points of the height scan: meters ahead of the trunk and to its left.
 _SCAN = tuple(product([round(0.15 * i, 2) for i in range(-5, 6)], [round(0.15 * i, 2) for i in range(-3, 4)]))
+NUM_SCAN_POINTS = len(_SCAN)
 _Levels = Annotated[int, Ge(1), Le(100)]
 _MAX_BORDER = 1e6
 """Maximum width of the flat border around the terrain, m."""
@@ -46,7 +47,7 @@ class Go1VelocityRough(Go1Velocity):
     rewards: Go1Rewards = _REWARDS
 
     num_reset_samples = Go1Velocity.num_reset_samples + 2
-    num_step_samples = Go1Velocity.num_step_samples + len(_SCAN)
+    num_step_samples = Go1Velocity.num_step_samples + NUM_SCAN_POINTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,13 +61,17 @@ class Go1VelocityRough(Go1Velocity):
         distance = 1.5 * math.hypot(self.max_forward_speed, self.max_lateral_speed) * self.episode_seconds
         return Terrain(self.terrain_levels, border=min(max(5.0, distance), _MAX_BORDER), seed=self.terrain_seed)
 
-    def model(self) -> mujoco.MjModel:
+    def scene(self) -> mujoco.MjSpec:
+        """Return the model of robot and terrain before it is compiled."""
         scene = GO1.scene(self.robot)
         self.terrain.replace_floor(scene)
         # Four patches share a corner at the origin. The first level of waves is flat in its middle, at height zero.
         home = scene.keys[0]
         home.qpos = [*self.terrain.middle(0.0, 0.0), *list(home.qpos)[2:]]
-        return scene.compile()
+        return scene
+
+    def model(self) -> mujoco.MjModel:
+        return self.scene().compile()
 
     def constants(self) -> dict[str, tuple[float, ...]]:
         forward, left = zip(*_SCAN, strict=True)
@@ -81,7 +86,7 @@ class Go1VelocityRough(Go1Velocity):
             "max_distance": 1,  # Largest distance from the center of the patch in this episode, m.
             "distance_walked": 1,  # Distance along the commands in this episode, m.
             "distance_commanded": 1,
-            "scan_noise": len(_SCAN),
+            "scan_noise": NUM_SCAN_POINTS,
         }
 
     def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
@@ -117,7 +122,7 @@ class Go1VelocityRough(Go1Velocity):
         return replace(super().for_evaluation(), curriculum=False)
 
     def update_state(self, state: EnvState, uniform: Tensor) -> dict[str, Tensor]:
-        rest, noise = uniform[:, : -len(_SCAN)], uniform[:, -len(_SCAN) :]
+        rest, noise = uniform[:, :-NUM_SCAN_POINTS], uniform[:, -NUM_SCAN_POINTS:]
         previous = state.task_state
         command, velocity = previous["command"][:, :2], state.sensor("velocity")[:, :2]
         commanded_speed = command.norm(dim=1, keepdim=True)

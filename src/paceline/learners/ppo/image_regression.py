@@ -1,0 +1,40 @@
+"""Training of an image encoder by regression, in the same update as the policy."""
+
+import torch
+from torch import Tensor, nn
+
+from paceline.distributed.group import Group
+from paceline.tensors.flat import FlatAdam, FlatParameters
+from paceline.tensors.graph import fuse
+from paceline.tensors.statistics import RunningStatistics
+
+_NUM_LOSSES = 2
+
+
+class ImageRegression:
+    """Trains an encoder to predict the normalized numbers of the observation group "image_targets", with its own
+    optimizer. `share` is this rank's fraction of all envs. All ranks take the same steps."""
+
+    def __init__(
+        self, encoder: nn.Module, statistics: RunningStatistics, learning_rate: float, group: Group, share: float
+    ):
+        self._encoder, self._statistics, self._group, self._share = encoder, statistics, group, share
+        self._flat = FlatParameters(list(encoder.parameters()), extra=_NUM_LOSSES)
+        self.adam = FlatAdam(self._flat, learning_rate)
+        self._losses = fuse(self._compute_losses, self.adam.learning_rate.device)
+
+    def step(self, images: dict[str, Tensor], targets: Tensor) -> Tensor:
+        """Update the encoder on a minibatch of all ranks: images [sample, height, width, channel] and targets [sample,
+        n]. Return the loss and the mean squared error in the units of the targets, [2]."""
+        with torch.enable_grad():
+            losses = self._losses(images, targets)
+            self._flat.backward(losses[0])
+        if self._group.is_distributed:
+            losses = self._flat.begin_average(self._group.begin_sum_, self._share, losses)().unbind(0)
+        self.adam.step()
+        return torch.stack(tuple(losses)).detach()
+
+    def _compute_losses(self, images: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, ...]:
+        error = self._encoder({name: image.permute(0, 3, 1, 2) for name, image in images.items()})
+        error = error - self._statistics.normalize(targets)
+        return error.square().mean(), (error.detach() * self._statistics.std()).square().mean()
