@@ -78,7 +78,7 @@ def test_resuming_is_bit_exact(changes: dict[str, Any], tmp_path: Path):
     assert uninterrupted.keys() == resumed.keys()
     assert {"learner/adam/exp_avg", "learner/envs/sim/qacc_warmstart"} <= uninterrupted.keys()
     assert ("learner/normalizers/policy/mean" in uninterrupted) == (changes is not IMAGES)
-    assert ("learner/image_adam/exp_avg" in uninterrupted) == (changes is TARGETS)
+    assert ("learner/image_regression/exp_avg" in uninterrupted) == (changes is TARGETS)
     for name, value in uninterrupted.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, resumed[name]), name

@@ -14,10 +14,11 @@ class UserError(Exception):
         """True if all ranks of the run have received the error, so that only the main rank prints it."""
 
 
-def unknown(kind: str, value: str, choices: Iterable[str]) -> UserError:
-    """Return the error for an unknown name. It suggests the nearest valid name."""
+def unknown(kind: str, value: str, choices: Iterable[str], similar: Iterable[str] = ()) -> UserError:
+    """Return the error for an unknown name. It suggests the nearest valid name; names of `similar` are valid, but not
+    listed."""
     choices, value = sorted(choices), value if len(value) <= 80 else f"{value[:77]}..."
-    near = difflib.get_close_matches(value, choices, n=1)
+    near = difflib.get_close_matches(value, [*choices, *similar], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     allowed = f"choose from {', '.join(choices)}" if choices else f"there are no {kind}s"
     return UserError(f"unknown {kind} {value!r}: {hint}{allowed}")

@@ -17,9 +17,12 @@ def test_mosaic_places_images_in_rows() -> None:
 def test_every_stream_becomes_a_color_image() -> None:
     rgb = torch.randint(256, (2, 6, 4, 5), dtype=torch.uint8)
     # The newest of two frames.
-    assert torch.equal(to_rgb(rgb), rgb[:, 3:])
+    assert torch.equal(to_rgb(rgb, frames=2), rgb[:, 3:])
     depth = torch.tensor([0.0, 5.0, 10.0]).half().view(1, 1, 1, 3)
     assert to_rgb(depth, far=10.0)[0, 0, 0].tolist() == [255, 128, 0]
+    # Three depths are not a normal.
+    stacked = torch.cat((torch.zeros(1, 2, 1, 3).half(), depth), dim=1)
+    assert torch.equal(to_rgb(stacked, far=10.0, frames=3), to_rgb(depth, far=10.0))
     ids = torch.tensor([-1, 0, 1], dtype=torch.int32).view(1, 1, 1, 3)
     classes = torch.tensor([0, 1, 2], dtype=torch.uint8).view(1, 1, 1, 3)
     assert torch.equal(to_rgb(ids), to_rgb(classes))

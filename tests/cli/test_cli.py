@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.distributed.ranks import free_port, variables
 from tests.forked import paceline
 from tests.signals import DEFAULT_SIGNALS
 
@@ -120,7 +122,9 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["iterations"], result["num_envs"]) == (5, 8)
-    assert "cartpole" in paceline("tasks", cwd=tmp_path).stdout
+    tasks = paceline("tasks", cwd=tmp_path).stdout
+    assert "balance a pole on a cart" in tasks
+    assert "cartpole: Isaac-Cartpole-Direct-v0, Isaac-Cartpole-v0\n" in tasks
 
 
 def test_the_summary_of_a_resumed_run_is_about_all_sessions(tmp_path: Path, tiny_run: Path):
@@ -217,11 +221,21 @@ def test_closing_the_output_of_a_help_page_is_not_an_error(tmp_path: Path):
     process.stderr.close()
 
 
-def test_options_of_isaac_lab_are_accepted(tmp_path: Path):
-    argv = ["--task=cartpole", "--headless", "--num_envs", "8", "--max_iterations", "1", "--run-dir", "run"]
-    done = paceline("train", *argv, cwd=tmp_path)
+def test_a_command_line_of_isaac_lab_is_accepted(tmp_path: Path):
+    argv = ["--task=Isaac-Cartpole-v0", "--num_envs", "8", "--max_iterations", "1"]
+    switches = ["--headless", "--enable_cameras", "--distributed"]
+    done = paceline(
+        "train", *argv, *switches, "--run-dir", "run", cwd=tmp_path, **variables(index=0, count=1, port=free_port())
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_envs"] == 8
+    assert "Isaac-Cartpole-v0 is the task cartpole." in done.stdout
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["num_envs"], result["task"]) == (8, "cartpole")
+    assert yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["task"] == "cartpole"
+    resumed = paceline(
+        "train", "Isaac-Cartpole-v0", "--resume", "run", "--max_iterations", "2", "--gpu-ids", "none", cwd=tmp_path
+    )
+    assert resumed.returncode == 0, resumed.stderr
 
 
 def test_warp_is_not_imported_on_a_cpu(tmp_path: Path):

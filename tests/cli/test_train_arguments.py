@@ -55,6 +55,19 @@ def test_a_switch_given_by_flag_replaces_the_value_of_a_configuration_file(tmp_p
     assert parse([*argv, "--rsl-rl.no-use-clipped-value-loss"]).config.settings["use_clipped_value_loss"] is False
 
 
+def test_the_name_of_another_library_selects_the_task_and_its_options():
+    command = parse(["--task=Isaac-Cartpole-Depth-Camera-Direct-v0", "--enable_cameras", *CPU])
+    assert command.config.task == "cartpole-camera"
+    assert command.config.env["camera"]["streams"] == ["depth"]
+    (note,) = command.notes
+    assert note.startswith("Isaac-Cartpole-Depth-Camera-Direct-v0 is the task cartpole-camera")
+
+
+def test_a_flag_replaces_an_option_that_belongs_to_a_name():
+    command = parse(["--headless", "Isaac-Cartpole-Depth-Camera-Direct-v0", *CPU, "--env.camera.streams", "normals"])
+    assert command.config.env["camera"]["streams"] == ["normals"]
+
+
 @pytest.mark.parametrize("kind", [TrainArguments, DoctorArguments, PlayArguments])
 def test_option_names_are_those_of_the_help_page(kind: type, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):

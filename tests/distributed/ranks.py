@@ -6,12 +6,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import torch
 
-from tests.forked import CONTEXT
+from tests.forked import CONTEXT, paceline
 
 
 def free_port() -> int:
@@ -53,6 +55,22 @@ def on_ranks(count: int, work: Callable[..., Any], *arguments: Any, seconds: flo
         failed = [(index, process.exitcode) for index, process in enumerate(processes) if process.exitcode]
         assert not failed, f"ranks and their exit codes: {failed}"
         return [torch.load(file, weights_only=False) for file in files]
+
+
+RankCommand = tuple[list[str], dict[str, str]]
+"""Arguments of `paceline` and environment variables."""
+
+
+def paceline_on_ranks(cwd: Path, *ranks: RankCommand) -> list[CompletedProcess[str]]:
+    """Run `paceline` with the arguments and variables of each rank, without a launcher, and wait for the end of all."""
+    port, count = free_port(), len(ranks)
+
+    def run(index: int) -> CompletedProcess[str]:
+        argv, environment = ranks[index]
+        return paceline(*argv, cwd=cwd, **environment | variables(index, count, port))
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run, range(count)))
 
 
 def _enter(environment: dict[str, str], file: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

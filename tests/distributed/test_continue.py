@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,16 +33,8 @@ def paceline(cwd: Path, site: Path, *argv: str, **environment: str) -> tuple[int
 def torchrun(cwd: Path, site: Path, options: list[str], *argv: str, **environment: str) -> tuple[int, str, str]:
     """Run `paceline ARGV` in one worker under `torch.distributed.run` with a c10d rendezvous named 123."""
     rendezvous = ["--rdzv_id=123", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}"]
-    command = ["-m", "torch.distributed.run", "--nnodes=1", "--nproc_per_node=1", *rendezvous, *options]
-    done = subprocess.run(
-        [sys.executable, *command, "-m", "paceline", *argv, "--distributed"],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    command = ["--nnodes=1", "--nproc_per_node=1", *rendezvous, *options, "-m", "paceline", *argv, "--distributed"]
+    done = forked.python_m("torch.distributed.run", *command, cwd=cwd, PYTHONPATH=str(site), **environment)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -14,6 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, process_of_rank, start
+from tests.distributed.ranks import paceline_on_ranks
+from tests.forked import paceline
 
 HOST = socket.gethostname()
 SECONDS = 90
@@ -26,20 +28,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(cwd: Path, site: Path, *argv: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
     """Return the exit code and output of a run of two ranks, and how long it ran after its fault."""
-    file = cwd / "fault"
+    file, run = cwd / "fault", cwd / "run"
     if fault:
         variables["FAULT"] = f"{fault}:{file}"
-    run = cwd / "run"
-    process = start(
-        cwd, site, "train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), *argv, **variables
-    )
-    try:
-        printed, errors = process.communicate(timeout=SECONDS)
-    finally:
-        process.kill()
-    assert left_behind(str(run)) == {}
+    options = ["--gpu-ids", "none", "--ranks", "2", "--run-dir", run, *argv]
+    done = paceline("train", "faulty", *options, cwd=cwd, PYTHONPATH=str(site), **variables)
     since = time.time() - float(file.read_text()) if fault else 0.0
-    return process.returncode, printed, errors, since
+    assert left_behind(str(run)) == {}
+    return done.returncode, done.stdout, done.stderr, since
+
+
+def train_without_launcher(cwd: Path, site: Path, fault: str) -> tuple[int, str, str, float]:
+    """Return the exit code and output of the main rank of a run of two ranks, and how long it ran after its fault."""
+    file = cwd / "fault"
+    argv = ["train", "faulty", "--gpu-ids", "none", "--run-dir", str(cwd / "run")]
+    rank = argv, {"PYTHONPATH": str(site), "FAULT": f"{fault}:{file}"}
+    done = paceline_on_ranks(cwd, rank, rank)
+    since = time.time() - float(file.read_text())
+    assert [rank.returncode for rank in done] == [1, 1]
+    return 1, done[0].stdout, done[0].stderr, since
 
 
 def result(cwd: Path) -> dict[str, Any]:
@@ -52,7 +59,9 @@ def result(cwd: Path) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, cause: str, rank: int, site: Path, tmp_path: Path):
-    code, _, errors, since = train(tmp_path, site, fault=f"{kind}:{rank}:60")
+    # One kind of failure is enough to test the launcher.
+    run = train if kind == "raise" else train_without_launcher
+    code, _, errors, since = run(tmp_path, site, fault=f"{kind}:{rank}:60")
     assert code == 1
     assert since < 10.0
     line = errors.strip().splitlines()[-1]

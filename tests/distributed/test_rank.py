@@ -1,8 +1,6 @@
 """The rank from the variables that a launcher or a platform sets, and commands that ignore them."""
 
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from paceline.cli.main import main
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.errors import UserError
-from tests.distributed.ranks import free_port, variables
+from tests.distributed.ranks import RankCommand, free_port, paceline_on_ranks, variables
 from tests.forked import paceline
 
 LAUNCHED = variables(0, 2, 29500)
@@ -128,23 +126,11 @@ def test_errors_are_printed_whatever_the_rank(
 
 
 def test_the_main_rank_of_a_training_run_prints_for_the_others(tmp_path: Path):
-    port = free_port()
-    command = [sys.executable, "-m", "paceline", "train", "cartpol"]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=os.environ | variables(index, 2, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    printed = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert printed[0].count("did you mean 'cartpole'") == 1
-    assert printed[1] == ""
+    rank: RankCommand = (["train", "cartpol"], {})
+    main, other = paceline_on_ranks(tmp_path, rank, rank)
+    assert (main.returncode, other.returncode) == (2, 2)
+    assert main.stderr.count("did you mean 'cartpole'") == 1
+    assert other.stderr == ""
 
 
 def test_a_rank_that_meets_no_other_prints_its_own_error(

@@ -113,24 +113,18 @@ def start_by_platform(nodes: list[Node], run: Path, iterations: int) -> list[sub
     ]
 
 
-def test_a_platforms_variables_are_passed_on_to_a_fixed_main_node(tmp_path: Path):
+def test_with_a_platforms_variables_and_a_fixed_main_node_a_killed_rank_is_restarted(tmp_path: Path):
     run = tmp_path / "run"
     # A Debian host resolves its own name to a loopback address, which gloo by default offers to the other node.
     with network(2, own_name="127.0.1.1") as nodes:
-        assert ended(start_by_platform(nodes, run, iterations=3), tmp_path) == [0, 0]
-    assert (result(run)["status"], result(run)["world_size"]) == ("completed", 4)
-    assert "ranks 2 to 3 on node2" in (run / "workers" / "rank_3.log").read_text()
-
-
-def test_with_a_fixed_main_node_a_killed_rank_is_restarted(tmp_path: Path):
-    run = tmp_path / "run"
-    with network(2) as nodes:
         processes = start_by_platform(nodes, run, iterations=40)
         until(lambda: has_checkpoint(run), tmp_path)
         worker = next(pid for pid in nodes[1].processes() if pid != processes[1].pid)
         os.kill(worker, signal.SIGKILL)
         assert ended(processes, tmp_path) == [0, 0]
-    assert (result(run)["status"], result(run)["restarts"]) == ("completed", 1)
+    found = result(run)
+    assert (found["status"], found["world_size"], found["restarts"]) == ("completed", 4, 1)
+    assert "ranks 2 to 3 on node2" in (run / "workers" / "rank_3.log").read_text()
 
 
 def test_a_link_that_is_cut_costs_nothing_but_time(undisturbed: Path, tmp_path: Path):

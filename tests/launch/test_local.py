@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.distributed.faults import TASK, install, start
-from tests.distributed.ranks import free_port, variables
-from tests.forked import paceline
+from tests.distributed.ranks import RankCommand, free_port, paceline_on_ranks, variables
+from tests.forked import paceline, python_m
 
 SMALL = ["--gpu-ids", "none", "--num-envs", "6", "--max-iterations", "3", "--ppo.horizon", "8", "--ppo.hidden", "8"]
 SECONDS = 90.0
@@ -54,10 +54,11 @@ def test_one_command_trains_on_two_ranks_and_says_where(tmp_path: Path):
 
 def test_too_few_samples_on_the_smallest_rank_are_refused_by_all(tmp_path: Path):
     few = ["--total-envs", "3", "--skrl.rollouts", "2", "--skrl.mini-batches", "4", "--gpu-ids", "none"]
-    done = paceline("train", "cartpole", "--learner", "skrl", "--ranks", "2", *few, "--run-dir", "run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--skrl.mini-batches 4 is more than 2 samples" in done.stderr
-    assert "(envs x steps: 1 x 2)" in done.stderr
+    rank: RankCommand = (["train", "cartpole", "--learner", "skrl", *few, "--run-dir", "run"], {})
+    main, other = paceline_on_ranks(tmp_path, rank, rank)
+    assert (main.returncode, other.returncode) == (2, 2)
+    assert "--skrl.mini-batches 4 is more than 2 samples" in main.stderr
+    assert "(envs x steps: 1 x 2)" in main.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -75,10 +76,8 @@ def test_a_launcher_that_is_process_1_as_in_a_container_trains_on_two_ranks(tmp_
 def test_torch_distributed_run_starts_the_ranks(elastic: list[str], ranks: int, tmp_path: Path):
     if "--standalone" not in elastic:
         elastic = [*elastic, f"--master_port={free_port()}"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", *elastic, f"--nproc_per_node={ranks}"]
-    done = run(
-        [*launcher, "-m", "paceline", "train", "--task=cartpole", *SMALL, "--headless", "--distributed"], tmp_path, {}
-    )
+    argv = ["-m", "paceline", "train", "--task=cartpole", *SMALL, "--headless", "--distributed"]
+    done = python_m("torch.distributed.run", *elastic, f"--nproc_per_node={ranks}", *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "runs" / "cartpole").iterdir()
     result = json.loads((run_dir / "result.json").read_text())
@@ -94,6 +93,7 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+# One rank, started as a launcher starts it, is enough: two ranks write logs in the first test.
 @pytest.mark.parametrize(
     ("argv", "environment", "place"),
     [
@@ -108,10 +108,11 @@ def test_a_platforms_node_variables_are_not_taken_for_ranks(tmp_path: Path):
 def test_worker_logs_are_in_the_given_directory(
     argv: list[str], environment: dict[str, str], place: str | None, tmp_path: Path
 ):
-    done = paceline("train", "cartpole", *SMALL, "--ranks", "2", "--run-dir", "run", *argv, cwd=tmp_path, **environment)
+    environment = environment | variables(index=0, count=1, port=free_port())
+    done = paceline("train", "cartpole", *SMALL, "--run-dir", "run", *argv, cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
-    found = sorted(str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log"))
-    assert found == ([f"{place}/rank_0.log", f"{place}/rank_1.log"] if place else [])
+    found = [str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log")]
+    assert found == ([f"{place}/rank_0.log"] if place else [])
 
 
 @pytest.mark.parametrize(
@@ -141,16 +142,8 @@ def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(argv: list[str], m
 
 def of_two_ranks(cwd: Path, site: tuple[Path, Path], argv: tuple[list[str], list[str]]) -> list[tuple[int, str]]:
     """Return exit codes and error output of two ranks with different arguments."""
-    port = free_port()
-    processes = [
-        start(cwd, site[i], "train", "faulty", "--run-dir", "run", *argv[i], **variables(i, 2, port)) for i in (0, 1)
-    ]
-    try:
-        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+    ranks = [(["train", "faulty", "--run-dir", "run", *argv[i]], {"PYTHONPATH": str(site[i])}) for i in (0, 1)]
+    return [(done.returncode, done.stderr) for done in paceline_on_ranks(cwd, *ranks)]
 
 
 def test_settings_that_differ_between_ranks_are_named(site: Path, tmp_path: Path):

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,8 +23,8 @@ from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
 from paceline.tasks.cartpole import ENTRY
 from paceline.training.build import make_env, make_learner, playable
-from tests.distributed.faults import install, left_behind, start
-from tests.distributed.ranks import on_ranks
+from tests.distributed.faults import install
+from tests.distributed.ranks import on_ranks, paceline_on_ranks
 
 NUM_ENVS, SEED = 256, 3
 LONG_ENOUGH = 0.95 * 300
@@ -184,12 +182,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "paceline"]
-    argv = ["--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
-    command = [*launcher, "train", "--task=faulty", "--headless", "--distributed", *argv, "--max-iterations", "2"]
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
+    argv = ["train", "faulty", "--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
+    environment = {"PYTHONPATH": str(site)}
+    rank = [*argv, "--max-iterations", "2"], environment
+    for done in paceline_on_ranks(tmp_path, rank, rank):
+        assert done.returncode == 0, done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["learner"], result["world_size"], result["total_envs"]) == (learner, 2, 12)
     events = EventAccumulator(str(run / "tensorboard"))
@@ -199,14 +196,13 @@ def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site
     on_ranks(1, check_export, run, site)
 
     # Rank 1 fails in the third iteration after the resume.
-    argv = ["train", "--resume", str(run), "--ranks", "2", "--max-iterations", "40"]
-    process = start(tmp_path, site, *argv, FAULT=f"raise:1:20:{tmp_path / 'fault'}")
-    printed, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert "from iteration 2" in printed
-    assert "ArithmeticError: the wheel came off" in errors.strip().splitlines()[-1]
-    assert "rank 1 on" in errors
-    assert left_behind(str(run)) == {}
+    environment["FAULT"] = f"raise:1:20:{tmp_path / 'fault'}"
+    rank = ["train", "--resume", str(run), "--max-iterations", "40"], environment
+    main, other = paceline_on_ranks(tmp_path, rank, rank)
+    assert (main.returncode, other.returncode) == (1, 1)
+    assert "from iteration 2" in main.stdout
+    assert "ArithmeticError: the wheel came off" in main.stderr.strip().splitlines()[-1]
+    assert "rank 1 on" in main.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["status"], result["iterations"]) == ("failed", 4)
 

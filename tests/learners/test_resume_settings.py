@@ -2,7 +2,9 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,8 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("rl_games", "bounds_loss_coef"): {"lr_schedule": "none", "learning_rate": 0.5},
 }
 # JAX compiles for seconds after every change; skrl on torch has the same settings and is tested with all of them.
+# In tests/learners/ppo/test_images.py, because it has no effect on the task of these tests.
+TESTED_WITH_IMAGES = {"ppo": ("image_learning_rate",)}
 JAX_CHANGES = ("learning_rate", "learning_rate_scheduler", "discount_factor", "ratio_clip")
 
 CASES = [
@@ -158,16 +162,30 @@ def differ(one: Any, other: Any) -> bool:
 def test_every_setting_is_decided(learner: str):
     kind = LEARNERS[learner].settings
     names = {field.name for field in dataclasses.fields(kind)}
-    assert names == {*CHANGES[learner], *kind.fixed}
+    assert names == {*CHANGES[learner], *kind.fixed, *TESTED_WITH_IMAGES.get(learner, ())}
     assert set(kind.fixed).isdisjoint(CHANGES[learner])
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Settings], tuple[Path, dict[str, Any]]]:
+    """A function that returns a run of two iterations, which tests must not change, and the learner's state after two
+    more iterations with the same settings."""
+
+    @cache
+    def train_once(learner: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(learner)
+        run(folder / "run", learner, settings, 2, resume=False)
+        shutil.copytree(folder / "run", folder / "same")
+        return folder / "run", run(folder / "same", learner, settings, 4, resume=True)
+
+    return train_once
+
+
 @pytest.mark.parametrize(("learner", "name"), CASES)
-def test_a_changed_setting_takes_effect(learner: str, name: str, tmp_path: Path):
+def test_a_changed_setting_takes_effect(learner: str, name: str, unchanged: Any, tmp_path: Path):
     settings = dataclasses.replace(SETTINGS[learner], **WITH.get((learner, name), {}))  # pyright: ignore[reportArgumentType]
-    run(tmp_path / "same", learner, settings, 2, resume=False)
-    shutil.copytree(tmp_path / "same", tmp_path / "changed")
-    same = run(tmp_path / "same", learner, settings, 4, resume=True)
+    start, same = unchanged(learner, settings)
+    shutil.copytree(start, tmp_path / "changed")
     changed = dataclasses.replace(settings, **{name: CHANGES[learner][name]})
     assert differ(same["networks"], run(tmp_path / "changed", learner, changed, 4, resume=True)["networks"])
     assert settings_of(learner, RunDir(tmp_path / "changed").config().settings) == changed
@@ -208,9 +226,8 @@ def rate(state: dict[str, Any]) -> float:
     return float(value[0] if isinstance(value, list) else value)
 
 
-def test_a_changed_seed_takes_effect(tmp_path: Path):
-    run(tmp_path / "same", "ppo", SETTINGS["ppo"], 2, resume=False)
-    shutil.copytree(tmp_path / "same", tmp_path / "changed")
-    same = run(tmp_path / "same", "ppo", SETTINGS["ppo"], 3, resume=True)
-    changed = run(tmp_path / "changed", "ppo", SETTINGS["ppo"], 3, resume=True, seed=9)
+def test_a_changed_seed_takes_effect(unchanged: Any, tmp_path: Path):
+    start, same = unchanged("ppo", SETTINGS["ppo"])
+    shutil.copytree(start, tmp_path / "changed")
+    changed = run(tmp_path / "changed", "ppo", SETTINGS["ppo"], 4, resume=True, seed=9)
     assert differ(same["networks"], changed["networks"])

@@ -3,12 +3,14 @@
 All tests share a few models, because Warp compiles kernels for each model, which takes half a minute.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import mujoco
 import pytest
 import torch
+import warp
 from torch import Tensor
 
 from paceline.env.randomization import Randomization
@@ -26,6 +28,14 @@ RANDOMIZED = ("body_mass", "geom_friction", "opt.gravity")
 # Maximum differences relative to the largest value, measured for five robots in 100 steps. Some sensors are
 # velocities, so sensors have the same bound.
 QPOS_ERROR, QVEL_ERROR, SENSOR_ERROR = 3e-6, 3e-4, 3e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_are_not_optimized() -> Iterator[None]:
+    """Compile Warp's kernels in less than half the time. The tests run few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warp.config, "optimization_level", 0)
+        yield
 
 
 def both(model: mujoco.MjModel, num_envs: int, fields: tuple[str, ...] = ()) -> tuple[MujocoSim, WarpSim]:

@@ -9,6 +9,7 @@ import pytest
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
 from paceline.tasks import registry
+from paceline.tasks.aliases import ALIASES
 from paceline.tasks.cartpole import ENTRY
 
 
@@ -97,3 +98,31 @@ def test_a_subclass_without_new_options_needs_no_decorator(tmp_path: Path, monke
 def test_another_package_cannot_replace_a_built_in_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     installed(tmp_path, monkeypatch, cartpole="json:JSONDecoder")
     assert registry.find("cartpole") is ENTRY
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_every_name_of_another_library_is_a_task_that_states_its_difference(name: str):
+    alias = registry.alias(name)
+    assert alias
+    assert alias.task in registry.names()
+    assert alias.difference.endswith(".")
+    assert registry.is_name(name)
+
+
+def test_only_train_accepts_the_names_of_other_libraries():
+    with pytest.raises(UserError, match="the task 'Isaac-Cartpole-v0' is called 'cartpole' here: use that name"):
+        registry.find("Isaac-Cartpole-v0")
+
+
+def test_the_error_for_an_unknown_task_suggests_names_of_other_libraries_but_does_not_list_them():
+    with pytest.raises(UserError, match="did you mean 'Isaac-Cartpole-v0'") as error:
+        registry.find("Isaac-Cartpole-v1")
+    assert "Isaac-Ant-v0" not in str(error.value)
+
+
+def test_a_task_of_another_package_takes_precedence_over_the_name_of_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    installed(tmp_path, monkeypatch, **{"Isaac-Ant-v0": "paceline.tasks.cartpole:ENTRY"})
+    assert registry.alias("Isaac-Ant-v0") is None
+    assert registry.find("Isaac-Ant-v0") is ENTRY

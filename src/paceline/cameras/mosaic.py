@@ -12,18 +12,17 @@ _PALETTE = torch.tensor(
 )
 
 
-def to_rgb(image: Tensor, far: float = 1.0) -> Tensor:
+def to_rgb(image: Tensor, far: float = 1.0, frames: int = 1) -> Tensor:
     """Return an image [..., channel, height, width] of any stream as RGB, uint8 [..., 3, height, width].
 
     Bytes with three channels are colors. Floats with one channel are depths, black at `far`; floats with three channels
-    are normals. Other images show the colors of classes or geoms. Of stacked frames, the newest is shown.
+    are normals. Other images show the colors of classes or geoms. Of `frames` stacked images, the newest is shown.
     """
-    channels = image.shape[-3]
-    is_color = image.dtype == torch.uint8 and channels % 3 == 0
-    if is_color:
-        return image[..., -3:, :, :]
-    if image.dtype.is_floating_point and channels % 3 == 0:
-        return ((image[..., -3:, :, :].float() + 1.0) * 127.5).round().to(torch.uint8)
+    channels = image.shape[-3] // frames
+    image = image[..., -channels:, :, :]
+    if channels == 3:
+        is_color = image.dtype == torch.uint8
+        return image if is_color else ((image.float() + 1.0) * 127.5).round().to(torch.uint8)
     newest = image[..., -1, :, :]
     if image.dtype.is_floating_point:
         gray = (255.0 * (1.0 - newest.float() / far)).clamp(0.0, 255.0).round().to(torch.uint8)

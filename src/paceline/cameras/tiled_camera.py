@@ -15,10 +15,12 @@ from paceline.tensors import graph, random
 
 
 class ImageFormat(NamedTuple):
-    """Largest value of an image that is not made of bytes, and the number of its classes, if it has classes."""
+    """Largest value of an image that is not made of bytes, the number of its classes, if it has classes, and the number
+    of images that are stacked along the channels."""
 
     scale: float
     classes: int
+    frames: int
 
 
 class Renderer(Protocol):
@@ -69,7 +71,7 @@ class TiledCamera:
                 noisy = self._rendered[name][stream].clone() if _has_noise(camera, stream) else None
                 classes = 1 + max(classes_of_geoms.values(), default=0) if stream == "classes" else 0
                 scale = camera.far if stream in ("depth", "distance") else 1.0
-                self.formats[group_name(name, stream)] = ImageFormat(scale, classes)
+                self.formats[group_name(name, stream)] = ImageFormat(scale, classes, camera.frames)
                 self.images[group_name(name, stream)] = self._rendered[name][stream] if noisy is None else noisy
         self._add_noise = graph.fuse(self._apply_effects, sim.device)
 

@@ -34,6 +34,7 @@ class TasksArguments:
 def tasks(argv: list[str], console: Console) -> int:
     parse_options(TasksArguments, argv, "tasks")
     from paceline.tasks import registry
+    from paceline.tasks.aliases import ALIASES
 
     table = Table("task", "description", "CPU envs", "GPU envs", box=None, header_style="bold")
     for name in registry.names():
@@ -47,8 +48,13 @@ def tasks(argv: list[str], console: Console) -> int:
     console.print(table)
     console.print(
         "\nThe numbers are the defaults of --num-envs.\n"
-        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5."
+        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5.\n"
+        "\n`paceline train` also accepts these names of Isaac Lab and mjlab, and prints what differs:"
     )
+    for name in registry.names():
+        aliases = [alias for alias, known in ALIASES.items() if known.task == name]
+        if aliases:
+            console.print(f"  {name}: {', '.join(aliases)}")
     return 0
 
 

@@ -86,7 +86,7 @@ class TrainCommand:
     run: RunDir | None
     """The run to resume."""
     notes: tuple[str, ...] = ()
-    """Messages for the user about the configuration file, one line each."""
+    """Messages for the user about the task and the configuration file, one line each."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ def parse(argv: list[str]) -> TrainCommand:
     """Parse the arguments that follow `paceline train`."""
     selection, rest = parse_known_options(Selection, argv, "train")
     task, rest = _take_task(selection.task, rest)
+    task, rest, notes = _replace_alias(task, rest)
     run = RunDir.open(selection.resume, task) if selection.resume is not None else None
     stored = run.config() if run else None
     if stored and task not in (None, stored.task):
@@ -116,7 +117,7 @@ def parse(argv: list[str]) -> TrainCommand:
     selection = dataclasses.replace(selection, task=task, learner=learner)
     if stored and file:
         raise UserError(f"--learner-config {file} with --resume: the run has its settings; change them by flags")
-    entry, notes = registry.find(task), ()
+    entry = registry.find(task)
     if stored:
         env = from_dict(entry.task, stored.env, f"options of task {task}")
         gpu_ids = tuple(map(str, stored.gpu_ids)) or ("none",)
@@ -127,7 +128,7 @@ def parse(argv: list[str]) -> TrainCommand:
     if file:
         native = _read_native(file, selection, rest, defaults)
         defaults = _Defaults(defaults.env, native.settings, defaults.run | native.run)
-        notes = (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
+        notes += (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
     arguments = _parse_rest(rest, selection, defaults)
     return TrainCommand(arguments, _config(arguments, stored), run, notes)
 
@@ -143,9 +144,20 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
             if is_first or (not is_value and registry.is_name(argument)):
                 named, rest = argument, rest[:position] + rest[position + 1 :]
                 break
-    if named is not None:
-        registry.find(named)
     return named, rest
+
+
+def _replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[str], tuple[str, ...]]:
+    """Replace the name that a task has in another library. Return the name of the task, the arguments, and what to tell
+    the user. Raise UserError if there is no such task."""
+    if name is None:
+        return None, rest, ()
+    alias = registry.alias(name)
+    if alias is None:
+        registry.find(name)
+        return name, rest, ()
+    note = f"{name} is the task {' '.join((alias.task, *alias.flags))}. {alias.difference}"
+    return alias.task, [*alias.flags, *rest], (note,)
 
 
 def _learner(selection: Selection, stored: TrainConfig | None) -> str:

@@ -18,6 +18,8 @@ class TensorSpec(NamedTuple):
     """Largest value of an image, by which a network divides it."""
     classes: int = 0
     """Number of classes of an image whose values are semantic classes; 0 for other images."""
+    frames: int = 1
+    """Number of successive images that are stacked along the channels, newest last."""
 
 
 @dataclass(frozen=True)

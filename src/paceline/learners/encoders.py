@@ -83,14 +83,17 @@ class BlockConv2d(nn.Conv2d):
             return super().forward(input)
         stride, blocks = self.stride[0], self.kernel_size[0] // self.stride[0]
         # Pixels beyond the last kernel are not used.
-        height, width = (size - size % stride for size in input.shape[-2:])
-        x = functional.pixel_unshuffle(input[..., :height, :width], stride)
-        weight = self.weight.unflatten(3, (blocks, stride)).unflatten(2, (blocks, stride))
-        weight = weight.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
-        channels_last = torch.channels_last
-        return functional.conv2d(
-            x.contiguous(memory_format=channels_last), weight.contiguous(memory_format=channels_last), self.bias
-        )
+        height, width = (size // stride for size in input.shape[-2:])
+        x = _blocks_to_channels(input[..., : height * stride, : width * stride], (height, width), stride)
+        return functional.conv2d(x, _blocks_to_channels(self.weight, (blocks, blocks), stride), self.bias)
+
+
+def _blocks_to_channels(x: Tensor, blocks: tuple[int, int], size: int) -> Tensor:
+    """Return [n, size * size * channel, rows, columns] from [n, channel, rows * size, columns * size], for the numbers
+    of rows and columns `blocks`."""
+    rows, columns = blocks
+    x = x.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 class SpatialSoftmax(nn.Module):

@@ -53,6 +53,9 @@ class RunOptions:
     """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Leave it out for gymnasium:ID."""
     logger: Annotated[str, option("{tensorboard,none}")] = "tensorboard"
     """Logger of the training metrics: tensorboard or none."""
+    image_every: Annotated[int, Ge(0), option("K")] = 50
+    """Number of iterations between two pictures of what the cameras see in up to 16 envs, which the logger shows,
+    beginning with the first iteration; at least 0. With 0 there are none. Has no effect without cameras."""
     checkpoint_every: Annotated[Count, option("N")] = 50
     """Number of iterations between two checkpoints, at least 1."""
     keep_checkpoints: Annotated[Count, option("K")] = 3

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
+from paceline.tasks.aliases import ALIASES, Alias
 from paceline.validation import is_required
 
 # Imported on demand, so that a task's dependencies are needed only by that task.
@@ -65,7 +66,13 @@ def names() -> list[str]:
 
 def is_name(name: str) -> bool:
     """Return whether an argument names a task. Gymnasium environments are not looked up."""
-    return bool(_gymnasium_id(name)) or name in names()
+    return bool(_gymnasium_id(name)) or name in ALIASES or name in names()
+
+
+def alias(name: str) -> Alias | None:
+    """Return the task that has this name in another library. A task that is registered by this name takes
+    precedence."""
+    return ALIASES.get(name) if name not in names() else None
 
 
 def _gymnasium_id(name: str) -> str:
@@ -90,7 +97,9 @@ def find(name: str) -> TaskEntry:
         return entry(known)
     installed = _installed()
     if name not in installed:
-        raise unknown("task", name, [*names(), "gymnasium:ID"])
+        if name in ALIASES:
+            raise UserError(f"the task {name!r} is called {ALIASES[name].task!r} here: use that name")
+        raise unknown("task", name, [*names(), "gymnasium:ID"], similar=ALIASES)
     source = f"task {name!r} ({installed[name].value})"
     try:
         found = installed[name].load()

@@ -23,6 +23,7 @@ from paceline.tasks import registry
 from paceline.tasks.registry import EnvEntry
 from paceline.training.build import check_task, engine_of, load_state, make_env, make_learner
 from paceline.training.image_memory import check_image_memory
+from paceline.training.pictures import pictures_of
 from paceline.training.plan import Plan
 from paceline.training.ranks import Member, describe_device, print_header
 from paceline.validation import shown
@@ -140,6 +141,8 @@ class Session:
                 self._seconds = now - started
                 self._log(learner.iteration - 1, exchange.exchange(self._interrupts.requested, metrics))
                 self._log(learner.iteration, self._account(metrics, now - iteration_started))
+                if config.image_every and (learner.iteration - 1) % config.image_every == 0:
+                    self._log_images()
                 for line in progress:
                     line.show(learner.iteration, self.steps_per_second(), self.episodes.means())
                 if learner.iteration % config.checkpoint_every == 0:
@@ -150,6 +153,11 @@ class Session:
         if self._tensorboard:
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, iteration)
+
+    def _log_images(self) -> None:
+        if self._tensorboard:
+            for name, picture in pictures_of(self.env).items():
+                self._tensorboard.add_image(f"cameras/{name}", picture, self.learner.iteration)
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return the values to log."""

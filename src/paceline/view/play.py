@@ -143,7 +143,7 @@ def camera_images(env: VecEnv) -> list[torch.Tensor]:
     """Return the current images of all cameras of env 0 as RGB, each [3, height, width] of the largest size."""
     specs = {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
     obs = env.observe() if specs else {}
-    images = [to_rgb(obs[name][0], spec.scale) for name, spec in specs.items()]
+    images = [to_rgb(obs[name][0], spec.scale, spec.frames) for name, spec in specs.items()]
     size = tuple(max((image.shape[axis] for image in images), default=0) for axis in (1, 2))
     return [torch.nn.functional.interpolate(image[None], size, mode="nearest")[0] for image in images]
 

@@ -146,6 +146,21 @@ def test_the_policy_observes_the_predictions() -> None:
         assert torch.allclose(policy(obs), expected, atol=1e-5)
 
 
+def test_another_learning_rate_of_the_regression_takes_effect_on_resume() -> None:
+    first = make_regression()
+    first.learn()
+    state, networks = first.state(), []
+    for rate in (first.config.image_learning_rate, 1e-6):
+        learner = Ppo(RobotEnv(RegressionTask(), 4), replace(first.config, image_learning_rate=rate), seed=0)
+        learner.load_state(state)
+        learner.learn()
+        networks.append(learner.state()["networks"])
+    name = "encoder.layers.0.weight"
+    changes = [(each[name] - state["networks"][name]).abs().max() for each in networks]
+    assert changes[1] < 0.01 * changes[0]
+    assert torch.equal(networks[0]["actor.0.bias"], networks[1]["actor.0.bias"])
+
+
 def test_regression_needs_targets() -> None:
     with pytest.raises(UserError, match="no observation group image_targets, policy; use"):
         Ppo(RobotEnv(SmallTask(), 2), replace(SETTINGS, image_training="targets"), seed=0)

@@ -126,7 +126,7 @@ class Ppo(Learner):
                 self._group,
                 self._rollout_env.share,
             )
-            self.parts["image_adam"] = self._regression.adam
+            self.parts["image_regression"] = self._regression
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
         by_autograd = gpu_update or bool(self._encoder_of_policy_parameters())
