@@ -30,7 +30,7 @@ MJCF = f"""
     <light type="point" pos="2 1 2" diffuse=".3 .3 .5" attenuation=".5 .2 .1"/>
     <geom name="floor" type="plane" size="0 0 1" material="uniform"/>
     <geom name="plate" type="plane" pos="-1 1.2 .2" size=".5 .6 1" euler="0 20 0" material="checker"/>
-    <geom name="hills" type="hfield" hfield="hills" pos="1.1 1.1 .1" rgba=".5 .4 .2 1"/>
+    <geom name="hills" type="hfield" hfield="hills" pos="1.1 1.1 .1" material="checker"/>
     <body name="ball" pos="-.6 -.4 .5"><freejoint/><geom name="ball" size=".3" material="shiny"/></body>
     <body name="others">
       <geom name="egg" type="ellipsoid" pos=".5 -.6 .4" size=".3 .15 .2" euler="20 30 10" rgba=".8 .3 .6 1"/>

@@ -93,7 +93,7 @@ def make_scene(model: mujoco.MjModel, camera: Camera, classes: Mapping[str, int]
     for geom in np.flatnonzero(texture >= 0):
         is_cube = model.tex_type[texture[geom]] != mujoco.mjtTexture.mjTEXTURE_2D
         # Other combinations need texture coordinates that only MuJoCo's own renderer has.
-        if not ((model.geom_type[geom] == PLANE and not is_cube) or (model.geom_type[geom] == BOX and is_cube)):
+        if model.geom_type[geom] not in ((BOX,) if is_cube else (PLANE, HFIELD)):
             texture[geom] = -1
     scale, offset = _plane_texture(model)
 
@@ -136,7 +136,7 @@ def undrawable(model: mujoco.MjModel, camera: Camera) -> str:
 
 def _plane_texture(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
     scale, offset = np.zeros((model.ngeom, 2), np.float32), np.full((model.ngeom, 2), 0.5, np.float32)
-    for geom in np.flatnonzero((model.geom_type == PLANE) & (model.geom_matid >= 0)):
+    for geom in np.flatnonzero(np.isin(model.geom_type, (PLANE, HFIELD)) & (model.geom_matid >= 0)):
         material, size = model.geom_matid[geom], model.geom_size[geom, :2]
         repeat, bounded = model.mat_texrepeat[material], size > 0.0
         across = np.where(bounded, repeat * (size if model.mat_texuniform[material] else 1.0), repeat)

@@ -33,8 +33,8 @@ class ObservationHistory:
         self._active = steps > 1
         self._offsets = torch.arange(history, device=obs.device)
         self._delay = torch.full((len(obs),), self._min_delay, device=obs.device)
-        # [env, step, ...], newest last.
-        self._buffer = torch.stack([obs] * steps, dim=1) if self._active else obs[:0]
+        # [env, step, n] for vectors, [env, height, width, step, channel] for images, newest last.
+        self._buffer = torch.stack([_channels_last(obs)] * steps, dim=-2) if self._active else obs[:0]
 
     def state(self) -> dict[str, Tensor]:
         state = {f"{self._prefix}delay": self._delay, f"{self._prefix}buffer": self._buffer}
@@ -58,14 +58,15 @@ class ObservationHistory:
             self._delay.copy_(torch.where(mask, delay, self._delay))
 
     def append(self, obs: Tensor, episode_step: Tensor) -> Tensor:
-        """Store `obs` and return the observation of the policy. In envs in which an episode starts, `obs` replaces the
-        whole history."""
+        """Store `obs` and return the observation of the policy, for images a view of the history. In envs in which an
+        episode starts, `obs` replaces the whole history."""
         if not self._active:
             return obs
         first = (episode_step == 0).view(-1, *[1] * obs.dim())
-        buffer = torch.where(first, obs.unsqueeze(1), self._with_newest(obs))
-        self._buffer.copy_(buffer)
-        return self._stacked(buffer)
+        new = torch.where(first, _channels_last(obs).unsqueeze(-2), self._with_newest(obs))
+        self._buffer.copy_(new)
+        # Only images may be overwritten by the next step.
+        return self._stacked(self._buffer if obs.dim() == 4 else new)
 
     def preview(self, obs: Tensor) -> Tensor:
         """Return the observation of the policy that `obs` would lead to, without storing it."""
@@ -76,15 +77,19 @@ class ObservationHistory:
         return self._stacked(self._buffer) if self._active else obs
 
     def _with_newest(self, obs: Tensor) -> Tensor:
-        return torch.cat((self._buffer[:, 1:], obs.unsqueeze(1)), dim=1)
+        return torch.cat((self._buffer[..., 1:, :], _channels_last(obs).unsqueeze(-2)), dim=-2)
 
     def _stacked(self, buffer: Tensor) -> Tensor:
         """Return the delayed observations side by side, [env, history * n]; for images, [env, history * channels,
-        height, width] in channels-last memory."""
+        height, width] in channels-last memory. Without a random delay it is a view of `buffer`."""
         if self.samples_delay:
             index = (self._max_delay - self._delay)[:, None] + self._offsets
-            index = index.view(*index.shape, *[1] * (buffer.dim() - 2)).expand(-1, -1, *buffer.shape[2:])
-            stacked = buffer.gather(1, index).flatten(1, 2)
-        else:
-            stacked = buffer[:, : len(self._offsets)].flatten(1, 2)
-        return stacked.contiguous(memory_format=torch.channels_last) if stacked.dim() == 4 else stacked
+            index = index.view(len(index), *[1] * (buffer.dim() - 3), -1, 1)
+            buffer = buffer.gather(-2, index.expand(*buffer.shape[:-2], -1, buffer.shape[-1]))
+        stacked = buffer[..., : len(self._offsets), :].flatten(-2)
+        return stacked.permute(0, 3, 1, 2) if stacked.dim() == 4 else stacked
+
+
+def _channels_last(obs: Tensor) -> Tensor:
+    """Return a view [env, height, width, channel] of images; vectors are returned unchanged."""
+    return obs.permute(0, 2, 3, 1) if obs.dim() == 4 else obs

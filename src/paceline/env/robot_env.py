@@ -78,6 +78,7 @@ class RobotEnv:
         self._apply = graph.fuse(self._apply_actions, self.device)
         self._evaluate = graph.fuse(self._evaluate_step, self.device)
         self._observe = graph.fuse(self._observe_and_store, self.device)
+        self._stack = graph.fuse(self._stack_frames, self.device)
         pushes = overrides(task, "push_velocity")
         self._push = graph.fuse(lambda: task.push_velocity(state), self.device) if pushes else None
         moves_mocap = overrides(task, "mocap_pos")
@@ -199,8 +200,7 @@ class RobotEnv:
     def _render(self) -> dict[str, Tensor]:
         """Render the cameras that are due and return the images of all cameras. The next step overwrites them."""
         self._tiled_camera.render(self._episode_step, self._steps)
-        images = self._tiled_camera.images
-        return {name: self._histories[name].append(image, self._episode_step) for name, image in images.items()}
+        return self._stack()
 
     def _set_task_state(self, values: dict[str, Tensor], mask: Tensor) -> None:
         for name, value in values.items():
@@ -263,6 +263,10 @@ class RobotEnv:
     def _current_observations(self) -> dict[str, Tensor]:
         """Return the observations as copies, because a task may return tensors of the simulation itself."""
         return {name: obs.clone() for name, obs in self.task.observe(self.env_state).items()}
+
+    def _stack_frames(self) -> dict[str, Tensor]:
+        images = self._tiled_camera.images
+        return {name: self._histories[name].append(image, self._episode_step) for name, image in images.items()}
 
     def _observe_and_store(self) -> dict[str, Tensor]:
         obs = self._current_observations()

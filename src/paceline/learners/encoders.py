@@ -81,19 +81,16 @@ class BlockConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         if not input.is_cuda:
             return super().forward(input)
-        stride, blocks = self.stride[0], self.kernel_size[0] // self.stride[0]
-        # Pixels beyond the last kernel are not used.
-        height, width = (size // stride for size in input.shape[-2:])
-        x = _blocks_to_channels(input[..., : height * stride, : width * stride], (height, width), stride)
-        return functional.conv2d(x, _blocks_to_channels(self.weight, (blocks, blocks), stride), self.bias)
+        x, weight = (blocks_to_channels(part, self.stride[0]) for part in (input, self.weight))
+        return functional.conv2d(x, weight, self.bias)
 
 
-def _blocks_to_channels(x: Tensor, blocks: tuple[int, int], size: int) -> Tensor:
-    """Return [n, size * size * channel, rows, columns] from [n, channel, rows * size, columns * size], for the numbers
-    of rows and columns `blocks`."""
-    rows, columns = blocks
-    x = x.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
-    return x.contiguous(memory_format=torch.channels_last)
+def blocks_to_channels(x: Tensor, size: int) -> Tensor:
+    """Return [n, size * size * channel, height // size, width // size] from [n, channel, height, width]: the pixels of
+    a block become channels. Rows and columns that do not fill a block are dropped."""
+    rows, columns = (pixels // size for pixels in x.shape[-2:])
+    x = x[..., : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
+    return x.permute(0, 3, 5, 1, 2, 4).flatten(1, 3).contiguous(memory_format=torch.channels_last)
 
 
 class SpatialSoftmax(nn.Module):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
@@ -11,7 +12,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState
 from paceline.env.vec_env import TensorSpec
 from paceline.errors import UserError
-from paceline.learners.encoders import ImageEncoder, SpatialSoftmax
+from paceline.learners.encoders import ImageEncoder, SpatialSoftmax, blocks_to_channels
 from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.image_regression import ImageRegression
 from paceline.learners.ppo.settings import PpoSettings
@@ -36,6 +37,14 @@ def test_spatial_softmax_finds_the_position_of_a_peak() -> None:
     maps = torch.zeros(1, 2, 5, 9)
     maps[0, 0, 0, 8] = maps[0, 1, 4, 0] = 100.0
     assert torch.allclose(SpatialSoftmax()(maps), torch.tensor([[1.0, -1.0, -1.0, 1.0]]), atol=1e-3)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(8, 4, 20), (6, 3, 20), (4, 2, 9)])
+def test_a_convolution_of_blocks_of_pixels_is_that_of_the_pixels(kernel: int, stride: int, size: int) -> None:
+    x, weight = torch.randn(2, 3, size, size + 1), torch.randn(5, 3, kernel, kernel)
+    expected = functional.conv2d(x, weight, stride=stride)
+    found = functional.conv2d(blocks_to_channels(x, stride), blocks_to_channels(weight, stride))
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_encoder_scales_bytes_depth_and_classes() -> None:
