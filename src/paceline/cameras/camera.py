@@ -73,8 +73,8 @@ class Camera:
     shadows: bool = False
     """Let primitive geoms cast the shadows of the model's lights."""
     textures: bool = True
-    """Draw the textures of planes and boxes. Without them, geoms have the color of their material. The skybox is always
-    drawn."""
+    """Draw the textures of planes, heightfields and boxes. Without them, geoms have the color of their material. The
+    skybox is always drawn."""
     smooth_normals: bool = False
     """Interpolate the normals of meshes between the vertices, as MuJoCo's OpenGL renderer does, in rgb and normals. The
     default is one normal per triangle."""

@@ -25,8 +25,8 @@ _BUILT_IN = {
     "humanoid": "paceline.tasks.locomotion:HUMANOID",
     "reach": "paceline.tasks.reach:ENTRY",
     "reach-camera": "paceline.tasks.reach_camera:ENTRY",
-    "shadow-hand-repose-camera": "paceline.tasks.shadow_hand_repose_camera:ENTRY",
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
+    "shadow-hand-repose-camera": "paceline.tasks.shadow_hand_repose_camera:ENTRY",
 }
 
 
