@@ -1,5 +1,5 @@
-"""A package with a cartpole task that fails on request: the environment variable FAULT says how, on which rank and
-when."""
+"""A package with cartpole tasks, one with a camera, that fail on request: the environment variable FAULT says how, on
+which rank and when."""
 
 import os
 import subprocess
@@ -14,14 +14,16 @@ Or while it is built: BUILD=KIND:RANK."""
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from paceline.cameras.camera import Camera
 from paceline.errors import UserError
 from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
+from paceline.tasks.cartpole_camera import CartpoleCamera
 from paceline.tasks.registry import TaskEntry
 
 steps = 0
@@ -58,6 +60,11 @@ class Faulty(Cartpole):
         return terms
 
 
+@dataclass(frozen=True)
+class FaultyCamera(Faulty, CartpoleCamera):
+    camera: Camera = replace(CartpoleCamera().camera, width=24, height=16)
+
+
 ENTRY = TaskEntry(
     Faulty,
     summary="goes wrong",
@@ -65,6 +72,8 @@ ENTRY = TaskEntry(
     max_iterations=40,
     cpu_envs=6,
 )
+layers = dict(image_channels=(4, 8), image_kernels=(4, 3), image_strides=(2, 2), image_features=16)
+CAMERA = replace(ENTRY, task=FaultyCamera, training=replace(ENTRY.training, **layers))
 '''
 
 
@@ -74,7 +83,7 @@ def install(site: Path, task: str = TASK) -> Path:
     info.mkdir(parents=True)
     (site / "faulty.py").write_text(task)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[paceline.tasks]\nfaulty = faulty:ENTRY\n")
+    (info / "entry_points.txt").write_text("[paceline.tasks]\nfaulty = faulty:ENTRY\nfaulty-camera = faulty:CAMERA\n")
     return site
 
 

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
 
 
-def train(cwd: Path, site: Path, *argv: str, fault: str = "", **variables: str) -> tuple[int, str, str, float]:
+def train(
+    cwd: Path, site: Path, *argv: str, task: str = "faulty", fault: str = "", **variables: str
+) -> tuple[int, str, str, float]:
     """Return the exit code and output of a run of two ranks, and how long it ran after its fault."""
     file, run = cwd / "fault", cwd / "run"
     if fault:
         variables["FAULT"] = f"{fault}:{file}"
     options = ["--gpu-ids", "none", "--ranks", "2", "--run-dir", run, *argv]
-    done = paceline("train", "faulty", *options, cwd=cwd, PYTHONPATH=str(site), **variables)
+    done = paceline("train", task, *options, cwd=cwd, PYTHONPATH=str(site), **variables)
     since = time.time() - float(file.read_text()) if fault else 0.0
     assert left_behind(str(run)) == {}
     return done.returncode, done.stdout, done.stderr, since
@@ -96,10 +100,16 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("undisturbed")
-    assert train(path, site, "--checkpoint-every", "7")[0] == 0
-    return path / "run"
+def undisturbed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function that returns a run of a task without a fault, which tests must not change."""
+
+    @cache
+    def run(task: str) -> Path:
+        path = tmp_path_factory.mktemp("undisturbed")
+        assert train(path, site, "--checkpoint-every", "7", task=task)[0] == 0
+        return path / "run"
+
+    return run
 
 
 def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
@@ -108,10 +118,12 @@ def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
     return {name: leaf for key, part in state.items() for name, leaf in leaves(part, f"{prefix}/{key}").items()}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed: Path, tmp_path: Path):
+@pytest.mark.parametrize(("task", "rank"), [("faulty", 0), ("faulty", 1), ("faulty-camera", 1)])
+def test_a_killed_rank_costs_nothing_but_time(
+    task: str, rank: int, site: Path, undisturbed: Callable[[str], Path], tmp_path: Path
+):
     argv = ("--checkpoint-every", "7", "--max-restarts", "2")
-    code, _, errors, _ = train(tmp_path, site, *argv, fault=f"SIGKILL:{rank}:200")
+    code, _, errors, _ = train(tmp_path, site, *argv, task=task, fault=f"SIGKILL:{rank}:200")
     assert code == 0, errors
     assert (result(tmp_path)["status"], result(tmp_path)["restarts"], result(tmp_path)["iterations"]) == (
         "completed",
@@ -119,21 +131,23 @@ def test_a_killed_rank_costs_nothing_but_time(rank: int, site: Path, undisturbed
         40,
     )
     found_state, expected = (
-        leaves(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed)
+        leaves(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed(task))
     )
     assert found_state.keys() == expected.keys()
     for name, leaf in expected.items():
         if isinstance(leaf, torch.Tensor):
             assert torch.equal(found_state[name], leaf), name
     found = scalars(tmp_path / "run")
-    assert found == scalars(undisturbed)
+    assert found == scalars(undisturbed(task))
     assert [step for step, _ in found["loss/value"]] == list(range(1, 41))
 
 
-def test_before_the_first_checkpoint_a_killed_run_begins_again(site: Path, undisturbed: Path, tmp_path: Path):
+def test_before_the_first_checkpoint_a_killed_run_begins_again(
+    site: Path, undisturbed: Callable[[str], Path], tmp_path: Path
+):
     argv = ("--checkpoint-every", "100", "--max-restarts", "1")
     assert train(tmp_path, site, *argv, fault="SIGKILL:1:30")[0] == 0
-    assert scalars(tmp_path / "run") == scalars(undisturbed)
+    assert scalars(tmp_path / "run") == scalars(undisturbed("faulty"))
 
 
 def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: Path):
