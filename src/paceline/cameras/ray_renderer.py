@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.cameras.camera import Camera
-from paceline.cameras.scene import DIRECTIONAL, MESH, Scene, make_scene
+from paceline.cameras.heightfield_rays import HeightfieldRays
+from paceline.cameras.scene import DIRECTIONAL, HFIELD, MESH, Scene, make_scene
 from paceline.cameras.shading import EnvAppearance, Hits, Shader
 from paceline.cameras.smooth_normals import SmoothMesh
 from paceline.sim.mujoco_sim import MujocoSim
@@ -20,6 +21,8 @@ _RAYS_PER_CALL = 2**18
 # A ray that starts inside a geom hits its surface from inside, which is not drawn. The ray continues behind the hit.
 _MOST_SURFACES = 4
 _CONTINUE = 1e-5
+# Fields that change where or how geoms are drawn.
+_GEOM_FIELDS = ("geom_pos", "geom_quat", "geom_size", "geom_rgba", "body_pos", "body_quat")
 # Distance by which a shadow ray starts above the surface, m.
 _SHADOW_OFFSET = 1e-4
 
@@ -48,6 +51,7 @@ class RayRenderer:
         x = (columns - 0.5 * len(columns)) / (0.5 * len(rows))
         y = (0.5 * len(rows) - rows) / (0.5 * len(rows))
         self._grid = np.stack((*np.meshgrid(x, y), np.full((len(rows), len(columns)), -1.0)), axis=-1).reshape(-1, 3)
+        self._terrain = _find_terrain(sim, self.scene)
         self._smooth_meshes = self._make_smooth_meshes() if camera.smooth_normals else {}
         self._background: _Pixels | None = None
         if background and not camera.shadows and _is_fixed(sim, self._index):
@@ -135,15 +139,23 @@ class RayRenderer:
         """Return the depth, the geom (-1 for none) and the normal of the first surface that each ray hits from outside,
         beyond the near plane."""
         start = np.full(view.rays.shape[:2], self._camera.near)
-        depth, geom, normal = self._ray(view, slice(None), start)
+        terrain = self._cast_at_terrain(view)
+        depth, geom, normal = self._ray(view, slice(None), start, terrain)
         for _ in range(_MOST_SURFACES):
             inside = (geom >= 0) & ((normal * view.rays).sum(-1) > 0.0)
             rows = np.flatnonzero(inside.any(1))
             if not len(rows):
                 break
             start = np.where(inside, depth + _CONTINUE, start)
-            depth[rows], geom[rows], normal[rows] = self._ray(view, rows, start[rows])
+            depth[rows], geom[rows], normal[rows] = self._ray(view, rows, start[rows], terrain)
         return depth, geom, normal
+
+    def _cast_at_terrain(self, view: "_View") -> tuple[np.ndarray, np.ndarray] | None:
+        """Return depths, infinite for none, and normals of the heightfield, or None if MuJoCo has to cast the rays."""
+        if self._terrain is None or self._background is not None or not self._terrain.rays.are_above(view.origin[:, 0]):
+            return None
+        only_depth = {"depth", "distance"}.issuperset(self._camera.streams)
+        return self._terrain.rays.cast(view.origin, view.rays, self._camera.far if only_depth else np.inf)
 
     def _smooth(self, view: "_View", depth: np.ndarray, geom: np.ndarray, normal: np.ndarray) -> None:
         """Replace the normals of meshes by smooth ones."""
@@ -157,18 +169,38 @@ class RayRenderer:
             local = (np.einsum("nji,nj->ni", mat, vector) for vector in (point, normal[rows, columns]))
             normal[rows, columns] = np.einsum("nij,nj->ni", mat, mesh.normals(*local))
 
-    def _ray(self, view: "_View", rows: slice | np.ndarray, start: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _ray(
+        self,
+        view: "_View",
+        rows: slice | np.ndarray,
+        start: np.ndarray,
+        terrain: tuple[np.ndarray, np.ndarray] | None,
+    ) -> tuple[np.ndarray, ...]:
         rays = view.rays[rows]
+        points = view.origin[rows] + start[..., None] * rays
+        # Distances are in units of the length of a ray, which is 1 along the axis of the camera.
         distance, geom, normal = self._sim.batch.ray(
-            view.origin[rows] + start[..., None] * rays,
+            points,
             rays,
             geomgroup=self._groups,
             flg_static=self._background is None,
+            bodyexclude=self._terrain.body if self._terrain and terrain else -1,
             ids=view.envs[rows],
             normal=True,
         )
-        # Distances are in units of the length of a ray, which is 1 along the axis of the camera.
-        return distance + start, geom, normal
+        distance += start
+        if self._terrain and terrain:
+            depth, terrain_normal = (part[rows] for part in terrain)
+            on_terrain = np.where((depth >= start) & np.isfinite(depth), self._terrain.geom, -1)
+            _keep_nearer((distance, geom, normal), (depth, on_terrain, terrain_normal))
+            if self._terrain.others:
+                one = (1, -1, 3)
+                found = self._terrain.others.batch.ray(
+                    points.reshape(one), rays.reshape(one), geomgroup=self._groups, normal=True
+                )
+                depth, other, other_normal = (part.reshape(*start.shape, *part.shape[2:]) for part in found)
+                _keep_nearer((distance, geom, normal), (depth + start, other, other_normal))
+        return distance, geom, normal
 
     def _add_sky(self, color: np.ndarray, view: "_View", missed: np.ndarray) -> None:
         """Write the colors of the background for the rays of `missed`, bool [env, ray]."""
@@ -259,12 +291,50 @@ class _Pixels(NamedTuple):
     """Color from 0 to 1, float32 [env, ray, 3]; zero without the stream rgb."""
 
 
+class _Terrain(NamedTuple):
+    """A body that does not move and has a heightfield."""
+
+    body: int
+    geom: int
+    rays: HeightfieldRays
+    others: MujocoSim | None
+    """The other geoms of the body, if there are any."""
+
+
+def _find_terrain(sim: MujocoSim, scene: Scene) -> _Terrain | None:
+    """Return the terrain if there is one heightfield, which has the same pose in all envs at all times."""
+    model, drawn = sim.model, scene.drawn
+    fields = drawn[model.geom_type[drawn] == HFIELD]
+    if len(fields) != 1 or any(name.startswith(_GEOM_FIELDS) for name in sim.per_env_fields):
+        return None
+    geom, body = int(fields[0]), int(model.geom_bodyid[fields[0]])
+    if model.body_weldid[body] != 0:
+        return None
+    hidden = model.geom_bodyid != body
+    hidden[geom] = True
+    others = None
+    if not hidden[drawn].all():
+        others = copy.copy(model)
+        # Rays ignore geoms without opacity.
+        others.geom_rgba[hidden, 3], others.geom_matid[hidden] = 0.0, -1
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    return _Terrain(body, geom, HeightfieldRays(model, data, geom), MujocoSim(others, 1) if others else None)
+
+
+def _keep_nearer(hits: tuple[np.ndarray, ...], others: tuple[np.ndarray, ...]) -> None:
+    """Replace hits by others that are nearer, in place. Both are depths, geoms (-1 for none) and normals."""
+    nearer = (others[1] >= 0) & ((hits[1] < 0) | (others[0] < hits[0]))
+    for part, other in zip(hits, others, strict=True):
+        part[nearer] = other[nearer]
+
+
 def _is_fixed(sim: MujocoSim, camera: int) -> bool:
     """Return whether the camera and all lights have the same pose in all envs at all times, and no field that changes
     the appearance differs between envs."""
     model, fixed = sim.model, mujoco.mjtCamLight.mjCAMLIGHT_FIXED
     bodies = [model.cam_bodyid[camera], *model.light_bodyid]
     modes = [model.cam_mode[camera], *model.light_mode]
-    prefixes = ("cam_", "light_", "geom_", "mat_", "body_pos", "body_quat")
+    prefixes = ("cam_", "light_", "mat_", *_GEOM_FIELDS)
     varied = any(name.startswith(prefixes) for name in sim.per_env_fields)
     return not varied and all(model.body_weldid[body] == 0 for body in bodies) and all(mode == fixed for mode in modes)
