@@ -52,6 +52,8 @@ class TrainingSettings:
     """Number of features into which all images of an env are encoded; at least 1."""
     image_pooling: str = "flatten"
     """Reduction of the last feature maps: flatten, or spatial_softmax for the mean position of each."""
+    image_dtype: str = "bfloat16"
+    """Type of numbers in which a GPU computes the image encoder. A CPU always uses float32."""
     image_training: str = "policy"
     """Loss that trains the image encoder: that of the policy, or regression (targets). With targets the encoder
     predicts the observation group "image_targets", and the policy observes the prediction."""

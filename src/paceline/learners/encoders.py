@@ -106,7 +106,7 @@ class SpatialSoftmax(nn.Module):
 
 class ImageEncoder(Encoder):
     """Convolutions over the channels of all images, which are scaled, then one linear layer, and a second one if
-    `outputs` is above 0. On a GPU the encoder computes in bfloat16."""
+    `outputs` is above 0. On a GPU the encoder computes in `gpu_dtype`."""
 
     def __init__(
         self,
@@ -118,10 +118,11 @@ class ImageEncoder(Encoder):
         pooling: str,
         generator: torch.Generator,
         outputs: int = 0,
+        gpu_dtype: torch.dtype = torch.bfloat16,
     ):
         super().__init__()
         self.groups = tuple(specs)
-        self._specs = specs
+        self._specs, self._gpu_dtype = specs, gpu_dtype
         height, width = feature_map_size(*common_size(specs), channels, kernels, strides)
         before = sum(num_channels(spec) for spec in specs.values())
         layers: list[nn.Module] = []
@@ -145,8 +146,6 @@ class ImageEncoder(Encoder):
     def forward(self, images: dict[str, Tensor]) -> Tensor:
         """Return features [batch, features], or [batch, outputs], float32, from images [batch, channel, height,
         width]."""
-        device = images[self.groups[0]].device
-        on_gpu = device.type == "cuda"
-        dtype = torch.bfloat16 if on_gpu else torch.float32
-        with torch.autocast("cuda", dtype) if on_gpu else contextlib.nullcontext():
+        dtype = self._gpu_dtype if images[self.groups[0]].is_cuda else torch.float32
+        with torch.autocast("cuda", dtype) if dtype == torch.bfloat16 else contextlib.nullcontext():
             return self.layers(network_input(images, self._specs, dtype)).float()

@@ -153,7 +153,7 @@ class Ppo(Learner):
         config = self.config
         layers = config.image_channels, config.image_kernels, config.image_strides
         sizes = config.image_features, config.image_pooling, generator, self._num_targets
-        return ImageEncoder(images, *layers, *sizes).to(self.env.device)
+        return ImageEncoder(images, *layers, *sizes, getattr(torch, config.image_dtype)).to(self.env.device)
 
     def _encoder_of_policy_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the encoder if the loss of the policy trains it."""

@@ -16,6 +16,7 @@ class PpoSettings(Settings):
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden", "activation", "initial_std", "normalize_observations"),
         *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+        "image_dtype",
     )
 
     horizon: PerIteration = translated("horizon")
@@ -44,6 +45,7 @@ class PpoSettings(Settings):
     image_strides: LayerWidths = translated("image_strides")
     image_features: PerIteration = translated("image_features")
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
+    image_dtype: Literal["bfloat16", "float32"] = translated("image_dtype")
     image_training: Literal["policy", "targets"] = translated("image_training")
     image_learning_rate: Positive = translated("image_learning_rate")
 
