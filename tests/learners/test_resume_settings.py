@@ -198,7 +198,13 @@ def test_a_setting_that_cannot_change_is_rejected_by_name(learner: str, tmp_path
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     for name in settings.fixed:
         value = getattr(settings, name)
-        texts = {"elu": "tanh", "scalar": "log", "flatten": "spatial_softmax", "policy": "targets"}
+        texts = {
+            "elu": "tanh",
+            "scalar": "log",
+            "flatten": "spatial_softmax",
+            "policy": "targets",
+            "bfloat16": "float32",
+        }
         other = {bool: not value, tuple: (9,), str: texts.get(value), float: 0.5, int: 9}[type(value)]
         changed = dataclasses.replace(settings, **{name: other})  # pyright: ignore[reportArgumentType]
         with pytest.raises(UserError, match=f"--{settings.flags}.{name.replace('_', '-')} .* with --resume"):
