@@ -67,7 +67,7 @@ def train(dtype: str, seed: int, num_envs: int, iterations: int, device: torch.d
     warm = seconds[4:] or seconds
     return {
         "mean_length": fmean(lengths[1:]),
-        "final_length": fmean(lengths[-LAST:]),
+        "final_length": fmean(lengths[1:][-LAST:]),
         "steps_per_second": num_envs * settings.horizon * len(warm) / sum(warm),
         "lengths": [round(length, 1) for length in lengths[1:]],
     }

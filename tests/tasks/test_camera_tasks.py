@@ -3,10 +3,12 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
+from paceline.errors import UserError
 from paceline.tasks.reach_camera import ReachCamera
 from paceline.tasks.shadow_hand_repose_camera import ShadowHandReposeCamera
 from paceline.tasks.velocity.go1_velocity_rough import NUM_SCAN_POINTS
@@ -58,6 +60,11 @@ def test_the_hand_camera_shows_the_cube_where_its_keypoints_are():
     # The surface is nearer than the center of the cube by at most half of its diagonal.
     depth = 1.0 - center[:, 2] - obs["front_depth"][torch.arange(8), 0, row, column].float()
     assert ((depth > 0.02) & (depth < 0.055)).all()
+
+
+def test_the_hand_camera_task_refuses_other_observations():
+    with pytest.raises(UserError, match="--env.policy-observations fingertips: .* leave the option out"):
+        ShadowHandReposeCamera(policy_observations="fingertips")
 
 
 def test_the_camera_of_the_quadruped_measures_its_height_over_flat_ground():

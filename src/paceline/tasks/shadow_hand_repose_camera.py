@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.cameras.camera import Camera, add_cameras, look_at
 from paceline.env.task import EnvState
+from paceline.errors import UserError
 from paceline.robots import shadow_hand
 from paceline.tasks import shadow_hand_repose
 from paceline.tasks.registry import TaskEntry
@@ -40,6 +41,14 @@ class ShadowHandReposeCamera(ShadowHandRepose):
     """
 
     camera: Camera = _CAMERA
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy_observations != "state":
+            raise UserError(
+                f"--env.policy-observations {self.policy_observations}: the policy of this task observes the hand and a "
+                "camera; leave the option out"
+            )
 
     def model(self) -> mujoco.MjModel:
         spec = shadow_hand.scene(self.physics_hz)
