@@ -45,8 +45,8 @@ class Camera:
     height: Pixels = 64
     """Height of an image in pixels, 8 to 1024."""
     streams: tuple[Stream, ...] = ("rgb",)
-    """Images to render: rgb, depth (along the axis of the camera), distance (to the camera), segmentation (geom
-    indices), classes (semantic classes of the task) and normals (in the world frame)."""
+    """Images to render: colors (rgb), depth along the axis of the camera, distance to the camera,
+    geom indices (segmentation), semantic classes of the task, and normals in the world frame."""
     body: str = ""
     """Body on which a new camera is mounted; empty for the world. A camera that the model has keeps its body."""
     pos: Vector | None = None
@@ -66,28 +66,28 @@ class Camera:
     every: Annotated[int, Ge(1), Le(1000)] = 1
     """Number of control steps per image, 1 to 1000. An env that was reset always gets a new image."""
     rate: Positive | None = None
-    """Images per second of simulated time, Hz, instead of `every`; above 0. The number of control steps per image must
-    be whole. The default is an image in every control step."""
+    """Images per second of simulated time in place of `every`, Hz; above 0.
+    The number of control steps per image must be whole. The default is an image in every control step."""
     frames: Annotated[int, Ge(1), Le(16)] = 1
     """Number of successive images that are stacked along the channels, newest last, 1 to 16."""
     shadows: bool = False
     """Let primitive geoms cast the shadows of the model's lights."""
     textures: bool = True
-    """Draw the textures of planes, heightfields and boxes. Without them, geoms have the color of their material. The
-    skybox is always drawn."""
+    """Draw the textures of planes, heightfields and boxes. Without them, geoms have the color of their material.
+    The skybox is always drawn."""
     smooth_normals: bool = False
-    """Interpolate the normals of meshes between the vertices, as MuJoCo's OpenGL renderer does, in rgb and normals. The
-    default is one normal per triangle."""
+    """Interpolate the normals of meshes between the vertices, as MuJoCo's OpenGL renderer does, in rgb and normals.
+    The default is one normal per triangle."""
     antialias: bool = False
-    """Average four rays per pixel in rgb. The other streams then show the first of the four, which is a quarter of a
-    pixel to the upper left."""
+    """Average four rays per pixel in rgb.
+    The other streams then show the first of the four, which is a quarter of a pixel to the upper left."""
     mesh_detail: NonNegative = 0.5
-    """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0. Smaller
-    details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""
+    """Size of the smallest detail of meshes, in pixels at their distance in the initial pose; at least 0.
+    Smaller details are simplified; 0 draws all triangles. The CPU renderer always draws all triangles."""
     renderer: Literal["auto", "paceline", "mujoco_warp"] = "auto"
-    """Renderer on the engine warp. auto uses MuJoCo Warp's renderer, which is much slower, for scenes that Paceline's
-    renderer cannot draw: too many geoms, flexes and SDF geoms. paceline draws such scenes without flexes and SDF geoms,
-    and refuses too many geoms."""
+    """Renderer on the engine warp.
+    With auto, MuJoCo Warp's renderer, which is much slower, draws scenes with too many geoms, flexes or SDF geoms.
+    With paceline, flexes and SDF geoms are not drawn, and too many geoms are refused."""
     effects: SensorEffects = SensorEffects()
 
     def check(self, name: str) -> None:

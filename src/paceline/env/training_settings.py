@@ -55,8 +55,8 @@ class TrainingSettings:
     image_dtype: str = "bfloat16"
     """Type of numbers in which a GPU computes the image encoder. A CPU always uses float32."""
     image_training: str = "policy"
-    """Loss that trains the image encoder: that of the policy, or regression (targets). With targets the encoder
-    predicts the observation group "image_targets", and the policy observes the prediction."""
+    """Loss that trains the image encoder: that of the policy, or regression (targets).
+    With targets the encoder predicts the observation group "image_targets", and the policy observes the prediction."""
     image_learning_rate: float = 1e-3
     """Learning rate of the image encoder if it is trained by regression; above 0."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

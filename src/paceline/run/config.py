@@ -54,8 +54,8 @@ class RunOptions:
     logger: Annotated[str, option("{tensorboard,none}")] = "tensorboard"
     """Logger of the training metrics: tensorboard or none."""
     image_every: Annotated[int, Ge(0), option("K")] = 50
-    """Number of iterations between two pictures of what the cameras see in up to 16 envs, which the logger shows,
-    beginning with the first iteration; at least 0. With 0 there are none. Has no effect without cameras."""
+    """Number of iterations between two pictures of up to 16 envs that the logger shows; at least 0.
+    The pictures show what the cameras see, beginning with the first iteration. With 0 there are none."""
     checkpoint_every: Annotated[Count, option("N")] = 50
     """Number of iterations between two checkpoints, at least 1."""
     keep_checkpoints: Annotated[Count, option("K")] = 3

@@ -45,10 +45,8 @@ class ShadowHandReposeCamera(ShadowHandRepose):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.policy_observations != "state":
-            raise UserError(
-                f"--env.policy-observations {self.policy_observations}: the policy of this task observes the hand and a "
-                "camera; leave the option out"
-            )
+            found = f"--env.policy-observations {self.policy_observations}"
+            raise UserError(f"{found}: the policy of this task observes the hand and a camera; leave the option out")
 
     def model(self) -> mujoco.MjModel:
         spec = shadow_hand.scene(self.physics_hz)
