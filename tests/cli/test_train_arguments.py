@@ -1,5 +1,7 @@
 """The two-stage parse of `paceline train`."""
 
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from paceline.cli.commands import DoctorArguments, PlayArguments
 from paceline.cli.options import option_names, parse_options
 from paceline.cli.train_arguments import TrainArguments, parse
 from paceline.errors import UserError
+from paceline.learners.learner import LEARNERS
 
 CPU = ["--gpu-ids", "none"]
 
@@ -76,3 +79,14 @@ def test_option_names_are_those_of_the_help_page(kind: type, capsys: pytest.Capt
     names = option_names(kind)
     assert len(names) >= 7
     assert not [name for name in names if f" {name} " not in page and f" {name}, " not in page]
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_option_of_a_task_with_cameras_has_a_help_text(learner: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(["shadow-hand-repose-camera", "--learner", learner, "--help"])
+    lines = [line.strip("│| ") for line in capsys.readouterr().out.splitlines()]
+    # A long option has its choices on a second line.
+    first_lines = [after for line, after in pairwise(lines) if re.match("--[a-z]", line) and not after.startswith("[")]
+    assert len(first_lines) > 50
+    assert not [after for after in first_lines if after.startswith(("(default", "--")) or not after]

@@ -14,7 +14,9 @@ from paceline.errors import UserError, unknown
 LEARNING_RATES = (1e-5, 1e-2)
 """Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
 
-_TRAINING_DOCS = {field.arg_name: field.description for field in parse_from_object(TrainingSettings).params}
+_TRAINING_DOCS = {
+    field.arg_name: " ".join((field.description or "").split()) for field in parse_from_object(TrainingSettings).params
+}
 
 
 def translated(source: str | Callable[[TrainingSettings], Any], default: Any = None) -> Any:
