@@ -13,7 +13,7 @@ from tests.waiting import until
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 """States in which a job stays. A job that is requeued passes through some of them."""
 
-# A node that does not answer for SlurmdTimeout is down, and its jobs are requeued.
+# All times are short: a node that does not answer for SlurmdTimeout is down, and its jobs are requeued.
 _CONFIGURATION = """\
 ClusterName=paceline
 SlurmctldHost={controller}
@@ -50,6 +50,33 @@ PartitionName=urgent Nodes=ALL MaxTime=10 PriorityTier=2 PreemptMode=OFF
 
 @dataclass(frozen=True)
 class SlurmCluster:
+    """A running cluster with the partitions `train` (default) and `urgent`, whose jobs preempt those of `train`.
+
+    Rules for a batch script that trains:
+
+    - `--requeue` lets Slurm requeue the job after the loss of a node, if the job still runs when Slurm detects the
+      loss, after SlurmdTimeout (300 s by default). With `--max-restarts` above 0 it does: the agents that are left
+      wait for the rendezvous for 600 s. Without restarts, srun waits for the lost node only for the time of `--wait`.
+    - `--open-mode=append` keeps the output of earlier starts.
+    - The rendezvous ID contains SLURM_RESTART_COUNT, which is not set at the first start. Otherwise an agent on a node
+      that was cut off could join the rendezvous of the requeued job.
+    - `srun --kill-on-bad-exit=0 --wait=60`: agents end at different times after a signal. With --kill-on-bad-exit=1,
+      the end of the first one terminates the others, possibly while the main rank saves its checkpoint.
+    - `scontrol requeue` and `scancel` send SIGTERM to the steps and to the batch script, and SIGKILL after KillWait.
+      After the first, Slurm requeues the job. A script without a trap of SIGTERM ends at once; the steps have their
+      time nevertheless.
+    - Preemption sends SIGTERM to the steps only. srun then ends with a code other than 0 (1 or 143), and the job is
+      FAILED if the script ends with it before GraceTime is over. The script must run `scontrol requeue` itself. It
+      recognizes preemption by PreemptTime of `scontrol show job`.
+    - `--signal=B:USR1@SECONDS` sends SIGUSR1 to the batch script before the time limit. The script then signals
+      the steps with `scancel --signal=TERM` and requeues the job. srun must run in the background, because bash runs a
+      trap only after a foreground command has ended.
+    - The script may run `scontrol requeue` only while its JobState is RUNNING: otherwise it restarts a job that was
+      canceled. No exit code requeues a job, unless the site sets RequeueExit.
+    - A requeued job starts after cred_expire of AuthInfo at the earliest: 120 s by default, 5 s here. It has the same
+      ID and script. `paceline train --run-dir DIR` continues its run, and exits with 0 if the run has completed.
+    """
+
     folder: Path
     nodes: list[Node]
     """Nodes that run jobs. Their names are the names in Slurm."""
@@ -61,6 +88,7 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
+        """Variables with which Slurm's commands find the cluster. They work only on its nodes."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def submit(self, *argv: str) -> str:
@@ -93,7 +121,7 @@ class SlurmCluster:
         self.wait(lambda: set(self.node_states()) == {"idle"}, seconds)
 
     def job_processes(self) -> list[int]:
-        """Return the processes on the nodes except slurmd."""
+        """Return the processes of jobs on all nodes: everything except slurmd."""
         daemons = {process.pid for node in self.nodes for process in node.started}
         return [pid for node in self.nodes for pid in node.processes() if pid not in daemons]
 
