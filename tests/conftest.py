@@ -18,6 +18,7 @@ from paceline.train import train
 _LONGEST = (
     "learners/test_contract.py",
     "distributed/test_two_nodes.py",
+    "launch/test_slurm_cluster.py",
     "distributed/test_faults.py",
     "learners/test_resume_settings.py",
     "launch/test_torchrunx.py",

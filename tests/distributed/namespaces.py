@@ -16,6 +16,7 @@ from tests.signals import DEFAULT_SIGNALS
 
 # Set the node's host name and /etc/hosts, then run the command in the same process.
 _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+_CALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,9 @@ class Node:
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
         """Start a command on the node and append its output to a file."""
-        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
         with output.open("ab") as file:
             process = subprocess.Popen(
-                [*DEFAULT_SIGNALS, *enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command],
+                self._entering(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -42,6 +42,18 @@ class Node:
             )
         self.started.append(process)
         return process
+
+    def call(self, *command: str, **environment: str) -> str:
+        """Run a command on the node to its end, which must be a success. Return its output."""
+        argv, variables = self._entering(*command), os.environ | environment
+        done = subprocess.run(argv, capture_output=True, text=True, env=variables, timeout=_CALL_SECONDS)
+        assert done.returncode == 0, f"{' '.join(command)}: exit code {done.returncode}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def _entering(self, *command: str) -> list[str]:
+        """Return the command line that runs a command on the node, in the same process."""
+        enter = ["nsenter", f"--net=/var/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
+        return [*DEFAULT_SIGNALS, *enter, "sh", "-c", _ENTER, self.name, str(self.hosts), *command]
 
     def cut(self) -> None:
         """Drop all packets from and to the node."""

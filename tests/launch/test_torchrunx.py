@@ -5,9 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,9 @@ import pytest
 
 from paceline.run import checkpoint
 from tests.distributed.faults import install, start
-from tests.distributed.namespaces import Node, network
+from tests.launch.sshd import SshHosts, ssh_hosts
 from tests.signals import processes_of_group
+from tests.waiting import until
 
 SECONDS = 60.0
 # torchrunx waits 30 s for a rank that does not end.
@@ -28,13 +26,6 @@ SMALL = ["train", "cartpole", *TORCHRUNX, "--num-envs", "6", "--ppo.horizon", "8
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
-
-
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 def result(tmp_path: Path) -> dict[str, Any]:
@@ -75,7 +66,7 @@ def test_ctrl_c_ends_all_ranks_with_a_checkpoint(to_group: bool, tmp_path: Path)
     argv = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "50"]
     with start(tmp_path, tmp_path, *SMALL, *argv) as process:
         try:
-            until(lambda: checkpoint.listing(run / "checkpoints"))
+            until(lambda: checkpoint.listing(run / "checkpoints"), SECONDS)
             # A terminal sends Ctrl-C to all processes of its foreground group: launcher, agent and ranks.
             (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
             assert process.wait(SOON) == 130
@@ -92,7 +83,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
     run = tmp_path / "run"
     argv = ["--ranks", "2", "--run-dir", str(run), "--max-iterations", "100000", "--checkpoint-every", "10"]
     with start(tmp_path, tmp_path, *SMALL, *argv) as process:
-        until(lambda: checkpoint.listing(run / "checkpoints"))
+        until(lambda: checkpoint.listing(run / "checkpoints"), SECONDS)
         process.kill()
         try:
             until(lambda: not processes_of_group(process.pid), SOON)
@@ -101,32 +92,10 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path):
                 os.kill(pid, signal.SIGKILL)
 
 
-@contextmanager
-def hosts(tmp_path: Path, fault: str = "") -> Iterator[list[Node]]:
-    """Two nodes with a real sshd on each, and a third from which they are called; a requested fault occurs on the
-    first two."""
-    keys, settings = tmp_path / "home" / ".ssh", tmp_path / "sshd_config"
-    keys.mkdir(parents=True)
-    for key in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)], check=True)
-    (keys / "config").write_text(f"Host *\n  User root\n  Port 2222\n  IdentityFile {keys / 'user'}\n")
-    settings.write_text(
-        f"Port 2222\nHostKey {keys / 'host'}\nAuthorizedKeysFile {keys / 'user.pub'}\n"
-        f"PermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n{fault and f'SetEnv FAULT={fault}'}\n"
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with network(3) as nodes:
-        for node in nodes[:2]:
-            log = tmp_path / f"{node.name}.log"
-            node.start("/usr/sbin/sshd", "-D", "-e", "-f", str(settings), output=log)
-            until(lambda log=log: "listening" in log.read_text())
-        yield nodes
-
-
-def call(nodes: list[Node], tmp_path: Path, site: Path, *argv: str) -> tuple[int, str]:
-    """Run the command that trains on the first two nodes from the third. Return its exit code and output. Afterwards
-    only sshd may run on the two."""
-    log, home = tmp_path / "printed.log", str(tmp_path / "home")
+def call(hosts: SshHosts, tmp_path: Path, site: Path, *argv: str) -> tuple[int, str]:
+    """Run the command that trains on two hosts. Return its exit code and output. Afterwards only sshd may run on
+    them."""
+    log = tmp_path / "printed.log"
     command = [
         sys.executable,
         "-m",
@@ -143,16 +112,17 @@ def call(nodes: list[Node], tmp_path: Path, site: Path, *argv: str) -> tuple[int
     command += ["--timeout", "5", "--run-dir", str(tmp_path / "run")]
     # torchrunx may make a directory where it is started.
     command = ["env", f"--chdir={tmp_path}", *command]
-    process = nodes[2].start(*command, output=log, HOME=home, PYTHONPATH=str(site), OMP_NUM_THREADS="1")
+    variables = {"HOME": str(hosts.home), "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    process = hosts.caller.start(*command, output=log, **variables)
     code = process.wait(SECONDS)
-    until(lambda: [len(node.processes()) for node in nodes] == [1, 1, 0], SOON)
+    until(lambda: [len(node.processes()) for node in (*hosts.nodes, hosts.caller)] == [1, 1, 0], SOON)
     return code, log.read_text()
 
 
 @pytest.mark.root
 def test_two_hosts_train_as_one_over_ssh(site: Path, tmp_path: Path):
-    with hosts(tmp_path) as nodes:
-        code, printed = call(nodes, tmp_path, site, "cartpole", "--num-envs", "6", "--max-iterations", "5")
+    with ssh_hosts(tmp_path, 2) as hosts:
+        code, printed = call(hosts, tmp_path, site, "cartpole", "--num-envs", "6", "--max-iterations", "5")
     assert code == 0, printed
     found = result(tmp_path)
     assert (found["status"], found["world_size"], found["total_envs"]) == ("completed", 2, 12)
@@ -168,8 +138,8 @@ def test_two_hosts_train_as_one_over_ssh(site: Path, tmp_path: Path):
 def test_a_rank_that_fails_on_a_host_ends_the_command_and_leaves_nothing(
     kind: str, rank: int, site: Path, tmp_path: Path
 ):
-    with hosts(tmp_path, fault=f"{kind}:{rank}:60:{tmp_path / 'fault'}") as nodes:
-        code, printed = call(nodes, tmp_path, site, "faulty")
+    with ssh_hosts(tmp_path, 2, FAULT=f"{kind}:{rank}:60:{tmp_path / 'fault'}") as hosts:
+        code, printed = call(hosts, tmp_path, site, "faulty")
     assert (tmp_path / "fault").exists()
     assert code == 1, printed
     assert "paceline: training failed: " in printed
