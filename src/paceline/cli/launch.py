@@ -42,7 +42,8 @@ class LaunchArguments:
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None
-    """Copy a workflow file of Paceline to the current directory and start nothing."""
+    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_one_node.yaml,
+    train_policy.yaml and train_then_export.yaml."""
 
 
 def launch(argv: list[str], console: Console) -> int:
@@ -52,7 +53,7 @@ def launch(argv: list[str], console: Console) -> int:
         return 0
     if arguments.file is None:
         raise UserError(
-            f"no workflow file given: use paceline launch FILE, or --copy with one of {', '.join(_shipped())}"
+            f"no workflow file given: use paceline launch FILE, or --copy with one of {', '.join(sorted(_shipped()))}"
         )
     profile = read_profile(arguments.profile)
     file = read_workflow(arguments.file, arguments.set, arguments.set_string)

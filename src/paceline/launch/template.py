@@ -21,6 +21,8 @@ LARGEST_TEXT = 2**20
 _CPU_SECONDS, _WALL_SECONDS, _MEMORY_BYTES = 2, 60.0, 2**30
 # Characters of Unicode's private use area, which no file contains for another purpose.
 _TOKEN_MARKS, _LINE_MARKS = "\ue000\ue001", "\ue002\ue003"
+_TAG = re.compile(r"\{[{%#]")
+_PROTECTION = rf"{_TOKEN_MARKS[0]}\1{_TOKEN_MARKS[1]}"
 _PROTECTED = re.compile(f"{_TOKEN_MARKS[0]}(.*?){_TOKEN_MARKS[1]}")
 _LINE = re.compile(f"{_LINE_MARKS[0]}([0-9]+){_LINE_MARKS[1]}")
 
@@ -36,6 +38,9 @@ class Rendered:
 def render(template: str, values: dict[str, Any], source: str, first_line: int = 1) -> Rendered:
     """Render a template whose first line is line `first_line` of the file `source`. Raise UserError if the template is
     invalid, uses an undefined variable, or needs too much time or memory."""
+    if not _TAG.search(TOKEN.sub("", template)):
+        text = TOKEN.sub(_PROTECTION, template)
+        return Rendered(text, list(range(first_line, first_line + text.count("\n") + 1)))
     request = json.dumps({"template": template, "values": values, "first_line": first_line})
     try:
         done = subprocess.run(
@@ -80,13 +85,14 @@ def _undefined(message: str, values: dict[str, Any]) -> str:
     return f"{near}; give it a value with --set {name}=VALUE or in default-values"
 
 
-def _render(template: str, values: dict[str, Any], first_line: int) -> dict[str, Any]:
-    """Render a template in this process. Return the text and its lines, or the kind of error, its line and message."""
+def render_without_limits(template: str, values: dict[str, Any], first_line: int) -> dict[str, Any]:
+    """Render a template in this process, without limits of time and memory. Return `text` and `lines`, or `error`, its
+    `line` and `message`."""
     from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    protected = TOKEN.sub(rf"{_TOKEN_MARKS[0]}\1{_TOKEN_MARKS[1]}", template)
+    protected = TOKEN.sub(_PROTECTION, template)
 
     def generate(source: str) -> str:
         parts, size = [], 0
@@ -152,7 +158,7 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    json.dump(_render(**json.loads(sys.stdin.buffer.read())), sys.stdout)
+    json.dump(render_without_limits(**json.loads(sys.stdin.buffer.read())), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def _problems(workflow: Workflow) -> Iterator[tuple[Location, str]]:
     names = set[str]()
     for index, group in enumerate(groups):
         place: Location = ("groups", index) if workflow.groups else ()
-        if group.name in names:
+        if workflow.groups and group.name in names:
             yield (*place, "name"), f"the name {group.name} is used by two groups; names must be unique"
         names.add(group.name)
         leads = [task.name for task in group.tasks if task.lead]
