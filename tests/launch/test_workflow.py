@@ -228,8 +228,6 @@ LARGE = [
     "{% for i in range(9999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% for i in range(99999999) %}{% endfor %}",
     "{{ 'a' * 10 ** 10 }}",
-    "{{ ['a' * 1000] * 10 ** 6 }}",
-    "{{ '%1000000000d' % 1 }}",
     "{{ 'a'.center(10 ** 10) }}",
     "{{ 9 ** (9 ** 9) }}",
     "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
@@ -238,7 +236,7 @@ LARGE = [
 
 @pytest.mark.parametrize("text", LARGE)
 def test_a_template_without_an_end_is_refused(text: str):
-    with pytest.raises(UserError, match="the template needs more than|the template is invalid"):
+    with pytest.raises(UserError, match=r"the template (needs more than|is invalid)"):
         parse(changed("echo", text, PLAIN))
 
 

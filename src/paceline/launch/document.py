@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from paceline.errors import one_line, unknown
 from paceline.validation import reworded, shown
 
-_MOST_NODES, _DEEPEST = 200_000, 40
-_MERGE = "tag:yaml.org,2002:merge"
+_MOST_NODES, _DEEPEST, _LONGEST_INTEGER = 200_000, 40, 40
+_MERGE, _INTEGER = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:int"
 Location = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -82,7 +82,7 @@ class Document:
 
 
 def _check(root: yaml.Node) -> None:
-    """Raise YAMLError for a key that occurs twice, and for aliases that make a short text large."""
+    """Raise YAMLError for a key that occurs twice, for huge numbers, and for aliases that make a short text large."""
     count = 0
 
     def walk(node: yaml.Node, depth: int) -> None:
@@ -90,6 +90,9 @@ def _check(root: yaml.Node) -> None:
         count += 1
         if count > _MOST_NODES or depth > _DEEPEST:
             raise yaml.YAMLError(f"it has more than {_MOST_NODES} values or {_DEEPEST} levels")
+        if node.tag == _INTEGER and len(str(node.value)) > _LONGEST_INTEGER:
+            problem = f"a number has more than {_LONGEST_INTEGER} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 walk(item, depth + 1)

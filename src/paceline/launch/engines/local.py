@@ -29,7 +29,7 @@ from paceline.launch.workflow import WorkflowFile, upstream
 from paceline.process.interrupts import EXIT_CODE, Interrupts
 
 _POLL_SECONDS = 0.1
-_FINISH_SECONDS = 3.0
+_FINISH_SECONDS = 2.0
 """Time that the other tasks of a group have to end by themselves after the lead has completed, s."""
 _NOT_FOUND_CODE = 127
 
