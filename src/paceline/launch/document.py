@@ -97,13 +97,14 @@ def _check(root: yaml.Node) -> None:
             for item in node.value:
                 walk(item, depth + 1)
         elif isinstance(node, yaml.MappingNode):
-            seen = set[str]()
+            seen = dict[str, yaml.Node]()
             for key, item in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                    if key.value in seen:
+                    before = seen.setdefault(key.value, item)
+                    # Files of others repeat a key with the same value.
+                    if before is not item and not (isinstance(item, yaml.ScalarNode) and item.value == before.value):
                         problem = f"the key {shown(key.value)} occurs twice; remove one"
                         raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                    seen.add(key.value)
                 walk(key, depth + 1)
                 walk(item, depth + 1)
 
