@@ -215,9 +215,10 @@ def test_a_task_is_not_started_again_without_end(tmp_path: Path):
 
 def test_a_workflow_ends_at_its_timeout(tmp_path: Path):
     text = workflow(task("slow", "sleep 1000"), head="  timeout: {exec_timeout: 1s}\n")
-    assert launch(text, tmp_path).returncode == 1
+    done = launch(text, tmp_path)
+    assert done.returncode == 1
+    assert "slow stopped: exec_timeout of 1 s" in done.stdout
     assert states(tmp_path) == {"slow": ("stopped", 143)}
-    assert "exec_timeout of 1 s" in result(tmp_path)["tasks"]["slow"]["reason"]
     assert result(tmp_path)["status"] == "failed"
 
 

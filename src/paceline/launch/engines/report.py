@@ -45,12 +45,13 @@ class Report:
                 self._console.print(escape(f"{name}: {line}"))
 
     def print_failures(self) -> None:
-        """Print the reason and the log of each task that has failed."""
-        for name, run in self._job.tasks.items():
-            if run.state == State.FAILED:
-                last = _last_line(run.log)
-                ending = f"\n  last line: {last}" if last else ""
-                self._console.print(escape(f"{name} failed: {run.reason}; log: {run.log}{ending}"))
+        """Print the reason and the log of each task that has failed, and of those that ended with their group."""
+        for group in self._job.groups:
+            for run in group.tasks:
+                if run.state == State.FAILED or (group.state != State.COMPLETED and run.state != State.COMPLETED):
+                    last = _last_line(run.log)
+                    ending = f"; log: {run.log}\n  last line: {last}" if last else ""
+                    self._console.print(escape(f"{run.task.name} {run.state}: {run.reason}{ending}"))
 
     def write_result(self, interrupted: bool) -> None:
         """Write result.json to the directory of the job."""
