@@ -25,6 +25,7 @@ _LONGEST = (
     "distributed/test_continue.py",
     "learners/skrl/test_jax_learner.py",
     "sim/test_parity.py",
+    "launch/test_local_engine.py",
     "launch/test_local.py",
     "env/test_gymnasium_env.py",
     "process/test_nohup.py",

@@ -178,7 +178,7 @@ def _user_error(error: ValidationError, kind: Any, prefix: str) -> UserError:
     name, value, depth = prefix + ".".join(names), shown(first["input"]), len(names)
     # Each alternative of a union has an error for the same value.
     same = (each for each in errors if each["loc"][:depth] == path[:depth] and shown(each["input"]) == value)
-    allowed = " or ".join(dict.fromkeys(_reworded(each["msg"]) for each in same))
+    allowed = " or ".join(dict.fromkeys(reworded(each["msg"]) for each in same))
     if prefix.startswith("--"):
         given = first["input"] if isinstance(first["input"], (tuple, list)) else [first["input"]]
         arguments = " ".join(shown(item).removesuffix(".0") for item in given[:20])
@@ -186,7 +186,8 @@ def _user_error(error: ValidationError, kind: Any, prefix: str) -> UserError:
     return UserError(f"{name} {value} {allowed}")
 
 
-def _reworded(message: str) -> str:
+def reworded(message: str) -> str:
+    """Return a message of pydantic in the wording of Paceline's errors."""
     for pattern, text in _WORDING.items():
         message = re.sub(pattern, text, message)
     return message

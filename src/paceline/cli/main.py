@@ -11,11 +11,19 @@ from paceline.errors import UserError, unknown
 from paceline.process import streams
 
 # The module of each command, which has a function COMMAND(argv, console) -> exit code.
-_COMMANDS = {"train": "train", "tasks": "commands", "play": "commands", "export": "commands", "doctor": "commands"}
+_COMMANDS = {
+    "train": "train",
+    "launch": "launch",
+    "tasks": "commands",
+    "play": "commands",
+    "export": "commands",
+    "doctor": "commands",
+}
 
 OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJoCo environments.
 
   paceline train TASK     Train a policy, or continue a run with --resume RUN.
+  paceline launch FILE    Run a workflow file: training on several nodes, or several tasks.
   paceline tasks          List the tasks.
   paceline play RUN       Record a video of a trained policy.
   paceline export RUN     Export a trained policy as ONNX or TorchScript.

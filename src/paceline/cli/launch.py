@@ -1,0 +1,101 @@
+"""The command `paceline launch`: run a workflow file."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from paceline.cli.options import parse_options
+from paceline.errors import UserError, unknown
+from paceline.launch.engines import local
+from paceline.launch.profile import read_profile
+from paceline.launch.workflow import read_workflow
+from paceline.run.config import option
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """Run a workflow file: a YAML file in the format of OSMO, version 2.
+
+    The exit code is 0 if the workflow has completed, 1 if it has failed, 2 if the file was refused, and 130 after an
+    interruption.
+    """
+
+    file: Annotated[Positional[Path | None], option("FILE")] = None
+    """Workflow file. Paceline has some of its own, see --copy."""
+    set: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
+    """Values of variables of the file, which replace its default-values. A value becomes an integer or a float if it
+    is one, and a string otherwise."""
+    set_string: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
+    """Values of variables of the file that stay strings, also if they are numbers."""
+    on: Literal["local"] = "local"
+    """Engine that runs the workflow. local: every task is a process on this machine."""
+    profile: Annotated[Path | None, option("FILE")] = None
+    """File with the settings of this site. The default is ~/.config/paceline/profile.yaml, if it exists, or
+    paceline/profile.yaml in $XDG_CONFIG_HOME."""
+    dry_run: Annotated[bool, FlagCreatePairsOff] = False
+    """Check the file, print the rendered workflow and the commands of its tasks, and start nothing."""
+    oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
+    """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
+    copy: Annotated[str | None, option("NAME")] = None
+    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_one_node.yaml,
+    train_policy.yaml and train_then_export.yaml."""
+
+
+def launch(argv: list[str], console: Console) -> int:
+    arguments = parse_options(LaunchArguments, _join_repeated(argv, ("--set", "--set-string")), "launch")
+    if arguments.copy is not None:
+        console.print(escape(f"Wrote {_copy(arguments.copy)}"))
+        return 0
+    if arguments.file is None:
+        raise UserError(
+            f"no workflow file given: use paceline launch FILE, or --copy with one of {', '.join(sorted(_shipped()))}"
+        )
+    profile = read_profile(arguments.profile)
+    file = read_workflow(arguments.file, arguments.set, arguments.set_string)
+    if arguments.dry_run:
+        commands = local.describe(file, profile)
+        print(f"{file.text.rstrip()}\n\n{commands}")
+        return 0
+    return local.run(file, profile, console, arguments.oversubscribe)
+
+
+def _join_repeated(argv: list[str], options: tuple[str, ...]) -> list[str]:
+    """Move the values of options that may be repeated behind one option each. A value contains "="."""
+    values: dict[str, list[str]] = {name: [] for name in options}
+    rest, current = list[str](), ""
+    for argument in argv:
+        name, separator, value = argument.replace("_", "-", 1 if argument.startswith("--set_") else 0).partition("=")
+        if name in values:
+            current = name
+            values[name] += [value] if separator else []
+        elif current and separator and not argument.startswith("-"):
+            values[current].append(argument)
+        else:
+            current = ""
+            rest.append(argument)
+    return rest + [part for name, given in values.items() if given for part in (name, *given)]
+
+
+def _shipped() -> dict[str, str]:
+    """Return the texts of the workflow files of Paceline by name."""
+    files = (resources.files("paceline") / "workflows").iterdir()
+    return {file.name: file.read_text() for file in files if file.name.endswith(".yaml")}
+
+
+def _copy(name: str) -> Path:
+    target, files = Path(name), _shipped()
+    if name not in files:
+        raise unknown("workflow file", name, files)
+    try:
+        with target.open("x") as file:
+            file.write(files[name])
+    except FileExistsError:
+        raise UserError(f"{target} exists already; remove it, or change to another directory") from None
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}") from None
+    return target

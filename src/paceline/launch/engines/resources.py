@@ -1,0 +1,69 @@
+"""CPUs, GPUs, memory and disk space that tasks need and that this machine has."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from paceline.errors import UserError
+from paceline.launch.spec import Group, Workflow, size_bytes
+
+_NAMES = {"cpu": "CPUs", "gpu": "GPUs", "memory": "GiB of memory", "storage": "GiB of disk space"}
+
+
+@dataclass(frozen=True)
+class Amounts:
+    cpu: float = 0.0
+    gpu: float = 0.0
+    memory: float = 0.0
+    """Bytes."""
+    storage: float = 0.0
+    """Bytes."""
+
+    def __add__(self, other: "Amounts") -> "Amounts":
+        return Amounts(*(mine + theirs for mine, theirs in zip(self.values(), other.values(), strict=True)))
+
+    def values(self) -> tuple[float, ...]:
+        return self.cpu, self.gpu, self.memory, self.storage
+
+    def fits(self, available: "Amounts") -> bool:
+        return all(need <= have for need, have in zip(self.values(), available.values(), strict=True))
+
+
+def needed(group: Group, workflow: Workflow) -> Amounts:
+    """Return what the tasks of a group need together."""
+    total = Amounts()
+    for resource in map(workflow.resource, group.tasks):
+        memory, storage = (size_bytes(size) if size else 0.0 for size in (resource.memory, resource.storage))
+        total += Amounts(resource.cpu or 0.0, resource.gpu or 0.0, memory, storage)
+    return total
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs of this machine as values for CUDA_VISIBLE_DEVICES."""
+    # torch takes seconds to import and is needed only where the file asks for GPUs.
+    from paceline.device.gpus import gpu_count
+
+    count, visible = gpu_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in visible.split(",")][:count] if visible else [str(index) for index in range(count)]
+
+
+def available(storage_root: Path, gpus: list[str]) -> Amounts:
+    """Return what this machine has."""
+    while not storage_root.exists():
+        storage_root = storage_root.parent
+    disk = shutil.disk_usage(storage_root).free
+    return Amounts(len(os.sched_getaffinity(0)), len(gpus), psutil.virtual_memory().total, disk)
+
+
+def check_fits(group: Group, need: Amounts, have: Amounts) -> None:
+    """Raise UserError if a group needs more than this machine has."""
+    for (name, words), need_value, have_value in zip(_NAMES.items(), need.values(), have.values(), strict=True):
+        if need_value > have_value:
+            unit = 2**30 if name in ("memory", "storage") else 1
+            raise UserError(
+                f"the tasks of {group.name} need {need_value / unit:.4g} {words} at the same time, this machine has "
+                f"{have_value / unit:.4g}; request less in resources, or add --oversubscribe"
+            )

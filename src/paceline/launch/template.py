@@ -1,0 +1,165 @@
+"""Render the Jinja template of a workflow file.
+
+A template comes from a file that someone else may have written. It is rendered by Jinja's sandbox in a separate process
+with limits of memory and time, so that it can neither run code nor stop the command line from answering.
+"""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError, one_line, unknown
+
+TOKEN = re.compile(r"\{\{(workflow_id|output|input:[\w.-]+|host:[\w.-]+)\}\}")
+"""Values that the engine replaces when it starts a task. They have no spaces inside."""
+LARGEST_TEXT = 2**20
+"""Largest size of a rendered template, in characters."""
+_CPU_SECONDS, _WALL_SECONDS, _MEMORY_BYTES = 2, 60.0, 2**30
+# Characters of Unicode's private use area, which no file contains for another purpose.
+_TOKEN_MARKS, _LINE_MARKS = "\ue000\ue001", "\ue002\ue003"
+_TAG = re.compile(r"\{[{%#]")
+_PROTECTION = rf"{_TOKEN_MARKS[0]}\1{_TOKEN_MARKS[1]}"
+_PROTECTED = re.compile(f"{_TOKEN_MARKS[0]}(.*?){_TOKEN_MARKS[1]}")
+_LINE = re.compile(f"{_LINE_MARKS[0]}([0-9]+){_LINE_MARKS[1]}")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    text: str
+    """The text in which the engine's tokens are still protected, see `restore`."""
+    lines: list[int]
+    """Line of the template from which each line of `text` was made, beginning with 1."""
+
+
+def render(template: str, values: dict[str, Any], source: str, first_line: int = 1) -> Rendered:
+    """Render a template whose first line is line `first_line` of the file `source`. Raise UserError if the template is
+    invalid, uses an undefined variable, or needs too much time or memory."""
+    if not _TAG.search(TOKEN.sub("", template)):
+        text = TOKEN.sub(_PROTECTION, template)
+        return Rendered(text, list(range(first_line, first_line + text.count("\n") + 1)))
+    request = json.dumps({"template": template, "values": values, "first_line": first_line})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "paceline.launch.template"],
+            input=request,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=_WALL_SECONDS,
+            check=False,
+        )
+        answer = json.loads(done.stdout) if done.returncode == 0 else {"error": "limit", "line": 0, "message": ""}
+    except (subprocess.TimeoutExpired, ValueError):
+        answer = {"error": "limit", "line": 0, "message": ""}
+    if "error" not in answer:
+        return Rendered(answer["text"], answer["lines"])
+    place = f"{source}:{answer['line']}" if answer["line"] else source
+    match answer["error"]:
+        case "undefined":
+            raise UserError(f"{place}: {_undefined(answer['message'], values)}")
+        case "limit":
+            raise UserError(
+                f"{place}: the template needs more than {_CPU_SECONDS} s, {_MEMORY_BYTES // 2**20} MiB or "
+                f"{LARGEST_TEXT} characters; use smaller ranges"
+            )
+        case _:
+            raise UserError(f"{place}: the template is invalid: {answer['message']}")
+
+
+def restore(text: str) -> str:
+    """Return a text with the engine's tokens as the file has them, for example {{output}}."""
+    return _PROTECTED.sub(r"{{\1}}", text)
+
+
+def _undefined(message: str, values: dict[str, Any]) -> str:
+    found = re.search(r"'(\w+)' is undefined", message)
+    if not found:
+        return f"the template uses an undefined value: {message}"
+    name = found[1]
+    if name in ("workflow_id", "output"):
+        return f"the variable {name} is undefined; write {{{{{name}}}}}, without spaces"
+    near = str(unknown("variable", name, values)) if values else f"unknown variable {name!r}"
+    return f"{near}; give it a value with --set {name}=VALUE or in default-values"
+
+
+def render_without_limits(template: str, values: dict[str, Any], first_line: int) -> dict[str, Any]:
+    """Render a template in this process, without limits of time and memory. Return `text` and `lines`, or `error`, its
+    `line` and `message`."""
+    from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    protected = TOKEN.sub(_PROTECTION, template)
+
+    def generate(source: str) -> str:
+        parts, size = [], 0
+        for part in environment.from_string(source).generate(values):
+            parts.append(part)
+            size += len(part)
+            if size > 2 * LARGEST_TEXT:
+                raise MemoryError
+        return "".join(parts)
+
+    def error(kind: str, exception: BaseException, line: int | None = None) -> dict[str, Any]:
+        line = line or _template_line(exception)
+        return {"error": kind, "line": line + first_line - 1 if line else 0, "message": one_line(exception)}
+
+    try:
+        text = generate(protected)
+        if len(text) > LARGEST_TEXT:
+            raise MemoryError
+        # Marks must not change the text, for example where the template compares or counts what it has rendered.
+        marked = generate(_mark_lines(environment, protected))
+        exact = _LINE.sub("", marked) == text
+    except TemplateSyntaxError as exception:
+        return error("syntax", exception, exception.lineno)
+    except UndefinedError as exception:
+        return error("undefined", exception)
+    except (MemoryError, OverflowError, RecursionError) as exception:
+        return error("limit", exception)
+    except Exception as exception:
+        # Expressions of the template raise the exceptions of Python's operators and methods.
+        return error("failed", exception)
+    lines, line = list[int](), 1
+    for part in reversed((marked if exact else text).split("\n")):
+        found = _LINE.search(part)
+        line = int(found[1]) if found else line if lines else template.count("\n") + 1
+        lines.append(line + first_line - 1)
+    return {"text": text, "lines": lines[::-1]}
+
+
+def _mark_lines(environment: Any, template: str) -> str:
+    """Return the template with the number of each line at its end, except inside of tags."""
+    marked = ""
+    for line, kind, value in environment.lex(template):
+        if kind == "data":
+            head, *rest = value.split("\n")
+            value = head
+            for offset, part in enumerate(rest):
+                value += f"{_LINE_MARKS[0]}{line + offset}{_LINE_MARKS[1]}\n{part}"
+        marked += value
+    return marked
+
+
+def _template_line(exception: BaseException) -> int:
+    """Return the line of the template in which an exception was raised, or 0."""
+    line, step = 0, exception.__traceback__
+    while step:
+        if step.tb_frame.f_code.co_filename == "<template>":
+            line = step.tb_lineno
+        step = step.tb_next
+    return line
+
+
+def _main() -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    json.dump(render_without_limits(**json.loads(sys.stdin.buffer.read())), sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,342 @@
+"""Workflows on this machine, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.launch.engines.processes import MARK
+from tests.distributed.ranks import free_port
+from tests.forked import paceline
+from tests.signals import DEFAULT_SIGNALS
+
+WORKFLOWS = Path(__file__).parents[2] / "workflows"
+SMALL = "train_options=--num-envs 6 --ppo.horizon 8 --ppo.hidden 8 --logger none --checkpoint-every 5"
+SECONDS = 90.0
+
+
+def task(name: str, script: str, *lines: str) -> str:
+    """Return a task that runs a script of bash."""
+    text = "".join(f"        {line}\n" for line in script.strip().splitlines())
+    more = "".join(f"    {line}\n" for line in lines)
+    return f"  - name: {name}\n    image: image\n    command: [bash, -euc]\n    args:\n      - |\n{text}{more}"
+
+
+def workflow(*tasks: str, head: str = "") -> str:
+    return f"version: 2\nworkflow:\n  name: test\n{head}  tasks:\n{''.join(tasks)}"
+
+
+def group(*tasks: str, keys: str = "") -> str:
+    text = "".join(f"  {line}\n" for part in tasks for line in part.splitlines())
+    return f"version: 2\nworkflow:\n  name: test\n  groups:\n  - name: together\n{keys}    tasks:\n{text}"
+
+
+def launch(text: str, folder: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "file.yaml").write_text(text)
+    return paceline("launch", "file.yaml", *argv, cwd=folder, **{"XDG_CONFIG_HOME": str(folder)} | environment)
+
+
+def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", "launch", *argv],
+        cwd=folder,
+        env=os.environ | {"XDG_CONFIG_HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def result(folder: Path, job: str = "test-1") -> dict[str, Any]:
+    return json.loads((folder / "jobs" / job / "result.json").read_text())
+
+
+def states(folder: Path, job: str = "test-1") -> dict[str, tuple[str, int | None]]:
+    return {name: (found["state"], found["exit_code"]) for name, found in result(folder, job)["tasks"].items()}
+
+
+def log(folder: Path, name: str) -> str:
+    return (folder / "jobs" / "test-1" / f"{name}.log").read_text()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def marked(folder: Path, name: str = "") -> list[psutil.Process]:
+    """Return the processes of the tasks whose working directory is below a folder."""
+    found = list[psutil.Process]()
+    for process in psutil.process_iter():
+        try:
+            mark = process.environ().get(MARK)
+            if mark and mark.endswith(name) and Path(process.cwd()).is_relative_to(folder):
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+def test_a_task_reads_the_output_of_another_and_its_output_is_copied(tmp_path: Path):
+    (tmp_path / "data.txt").write_text("given")
+    script = "cat data /tmp/in.txt >{{output}}/a.txt; echo {{workflow_id}} $VALUE {{host:first}}; echo no >{{output}}/b"
+    text = workflow(
+        task("second", "cat {{input:0}}/a.txt {{input:first}}/b {{input:1}}/data.txt", "inputs:", "- task: first")
+        + f"    - url: file://{tmp_path}/data.txt\n",
+        task(
+            "first",
+            script,
+            "environment: {VALUE: '{{output}}'}",
+            "files:",
+            "- {path: data, localpath: data.txt}",
+            "- {path: /tmp/in.txt, contents: 'at /tmp/in.txt\n'}".replace("\n", "\\n").replace("'", '"'),
+            "outputs:",
+            f"- {{url: 'file://{tmp_path}/stored/{{{{workflow_id}}}}', regex: '.*txt'}}",
+        ),
+    )
+    done = launch(text, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(tmp_path) == {"second": ("completed", 0), "first": ("completed", 0)}
+    directory = tmp_path / "jobs" / "test-1" / "first"
+    assert log(tmp_path, "first") == f"test-1 {directory}/output 127.0.0.1\n"
+    assert log(tmp_path, "second") == f"givenat {directory}/files/tmp/in.txt\nno\ngiven"
+    stored = tmp_path / "stored" / "test-1"
+    assert [file.name for file in stored.iterdir()] == ["a.txt"]
+    assert "image image is not used" in done.stdout
+
+
+def test_datasets_are_versioned_folders(tmp_path: Path):
+    write = task("write", "echo $RANDOM >{{output}}/x", "outputs:", "- dataset: {name: numbers}")
+    assert launch(workflow(write), tmp_path).returncode == 0
+    assert launch(workflow(write), tmp_path).returncode == 0
+    versions = tmp_path / "datasets" / "numbers"
+    assert sorted(place.name for place in versions.iterdir()) == ["1", "2"]
+    read = [
+        task("newest", "cat {{input:0}}/x", "inputs:", "- dataset: {name: numbers}"),
+        task("older", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
+    ]
+    assert launch(workflow(*read), tmp_path).returncode == 0
+    for name, version in (("newest", "2"), ("older", "1")):
+        assert (tmp_path / "jobs" / "test-3" / f"{name}.log").read_text() == (versions / version / "x").read_text()
+
+
+def test_a_failed_task_is_reported_and_what_needs_it_is_skipped(tmp_path: Path):
+    after = task("after", "true", "inputs:", "- task: bad")
+    done = launch(workflow(task("bad", "echo the cause; exit 3"), after, task("other", "true")), tmp_path)
+    assert done.returncode == 1
+    assert states(tmp_path) == {"bad": ("failed", 3), "after": ("skipped", None), "other": ("completed", 0)}
+    assert "bad failed: exit code 3" in done.stdout
+    assert "last line: the cause" in done.stdout
+
+
+def test_an_output_that_cannot_be_stored_fails_the_task(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    bad = task("bad", "touch {{output}}/x", "outputs:", f"- url: file://{tmp_path}/file/folder")
+    done = launch(workflow(bad), tmp_path)
+    assert done.returncode == 1
+    assert "its output cannot be stored" in result(tmp_path)["tasks"]["bad"]["reason"]
+    assert (tmp_path / "jobs" / "test-1" / "bad" / "output" / "x").exists()
+
+
+def test_a_program_that_does_not_exist_fails_the_task(tmp_path: Path):
+    text = workflow("  - {name: bad, image: i, command: [no-such-program]}\n")
+    done = launch(text, tmp_path)
+    assert done.returncode == 1
+    assert states(tmp_path) == {"bad": ("failed", 127)}
+    assert "cannot start no-such-program" in done.stdout
+
+
+def test_the_end_of_the_lead_ends_its_group(tmp_path: Path):
+    # The child of the worker is in a session of its own and ignores SIGTERM.
+    stubborn = "trap '' TERM; setsid bash -c 'trap \"\" TERM; touch {{output}}/up; sleep 1000' & wait"
+    up = tmp_path / "jobs" / "test-1" / "worker" / "output" / "up"
+    lead = task("lead", f"until [ -e {up} ]; do sleep 0.05; done", "lead: true")
+    (tmp_path / "profile.yaml").write_text("local: {grace_seconds: 0.5}\n")
+    done = launch(group(lead, task("worker", stubborn)), tmp_path, "--profile", "profile.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name: state for name, (state, _) in states(tmp_path).items()} == {"lead": "completed", "worker": "stopped"}
+    assert not marked(tmp_path)
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_failed_worker_fails_the_group_only_if_the_file_says_so(ignored: bool, tmp_path: Path):
+    failed = tmp_path / "failed"
+    tasks = (
+        task("lead", f"until [ -e {failed} ]; do sleep 0.05; done; sleep 1", "lead: true"),
+        task("worker", f"touch {failed}; exit 5"),
+    )
+    done = launch(group(*tasks, keys="" if ignored else "    ignoreNonleadStatus: false\n"), tmp_path)
+    assert done.returncode == (0 if ignored else 1)
+    assert states(tmp_path) == {"lead": ("completed", 0) if ignored else ("stopped", 143), "worker": ("failed", 5)}
+
+
+def test_a_killed_worker_is_started_again_alone(tmp_path: Path):
+    again = tmp_path / "again"
+    worker = f"if [ -e {again} ]; then touch {tmp_path}/done; sleep 1000; fi; touch {again}; kill -9 $$"
+    lead = f"echo start; until [ -e {tmp_path}/done ]; do sleep 0.05; done"
+    done = launch(
+        group(task("lead", lead, "lead: true"), task("worker", worker, "exitActions: {RESCHEDULE: 137}")), tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name: found["restarts"] for name, found in result(tmp_path)["tasks"].items()} == {"lead": 0, "worker": 1}
+    assert log(tmp_path, "lead") == "start\n"
+
+
+def test_a_lead_that_is_started_again_restarts_its_group_and_keeps_its_output(tmp_path: Path):
+    lead = "if [ -e {{output}}/once ]; then sleep 0.5; exit 7; fi; touch {{output}}/once; sleep 0.5; exit 4"
+    worker = task("worker", "echo start; sleep 1000")
+    done = launch(
+        group(task("lead", lead, "lead: true", "exitActions: {RESCHEDULE: 4, COMPLETE: 7}"), worker), tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert states(tmp_path)["lead"] == ("completed", 7)
+    assert result(tmp_path)["tasks"]["lead"]["restarts"] == 1
+    assert log(tmp_path, "worker") == "start\nstart\n"
+
+
+def test_a_task_is_not_started_again_without_end(tmp_path: Path):
+    (tmp_path / "profile.yaml").write_text("local: {max_reschedules: 2}\n")
+    text = workflow(task("bad", "echo start; exit 1", "exitActions: {RESCHEDULE: 1-255}"))
+    done = launch(text, tmp_path, "--profile", "profile.yaml")
+    assert done.returncode == 1
+    assert log(tmp_path, "bad") == "start\n" * 3
+    assert "local.max_reschedules" in done.stdout
+
+
+def test_a_workflow_ends_at_its_timeout(tmp_path: Path):
+    text = workflow(task("slow", "sleep 1000"), head="  timeout: {exec_timeout: 1s}\n")
+    done = launch(text, tmp_path)
+    assert done.returncode == 1
+    assert "slow stopped: exec_timeout of 1 s" in done.stdout
+    assert states(tmp_path) == {"slow": ("stopped", 143)}
+    assert result(tmp_path)["status"] == "failed"
+
+
+REFUSED = {
+    "CPUs": ("", "  resources: {default: {cpu: 1e5}}\n", ["1e+05 CPUs", "--oversubscribe"]),
+    "GPUs": ("", "  resources: {default: {gpu: 1000}}\n", ["1000 GPUs", "--oversubscribe"]),
+    "memory": ("", "  resources: {default: {memory: 1000Ti}}\n", ["GiB of memory", "--oversubscribe"]),
+    "a URL of another kind": ("outputs: [{url: 's3://bucket/x'}]", "", ["outputs", "s3://bucket/x", "file:///"]),
+    "a checkpoint": ("checkpoint: [{path: a, url: 'file:///a', frequency: 1m}]", "", ["does not support checkpoint"]),
+    "mounts": ("volumeMounts: [/a]", "", ["does not support volumeMounts"]),
+    "privileges": ("privileged: true", "", ["does not support privileged"]),
+    "a secret as a file": ("credentials: {key: /path}", "", ["does not support credentials.key"]),
+    "a secret that is not set": ("credentials: {key: {MY_SECRET: k}}", "", ["environment variable MY_SECRET"]),
+    "a missing file": ("files: [{path: a, localpath: nothing}]", "", ["localpath nothing", "no such file"]),
+    "a file outside of the directory": ("files: [{path: ../a, contents: b}]", "", ["../a", "must not contain .."]),
+    "a dataset outside of its folder": ("outputs: [{dataset: {name: ../a}}]", "", ["dataset.name", "without .."]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_engine_cannot_do_is_refused_by_name(case: str, tmp_path: Path):
+    line, head, messages = REFUSED[case]
+    done = launch(workflow(task("one", "true", line), head=head), tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    for message in messages:
+        assert message in done.stderr
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_more_than_the_machine_has_runs_with_oversubscribe(tmp_path: Path):
+    text = workflow(task("one", "echo x$CUDA_VISIBLE_DEVICES"), head="  resources: {default: {cpu: 99999, gpu: 0}}\n")
+    assert launch(text, tmp_path, "--oversubscribe").returncode == 0
+    assert log(tmp_path, "one") == "x\n"
+
+
+def test_a_dry_run_prints_the_workflow_and_the_commands_and_starts_nothing(tmp_path: Path):
+    text = workflow(task("one", "echo {{ word }} {{output}}"), head="  resources: {default: {cpu: 99999}}\n")
+    done = launch(
+        text + "default-values: {word: hello}\n", tmp_path, "--dry-run", "--set", "word=a", "--set", "word=hi"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "        echo hi {{output}}\n" in done.stdout
+    assert f"bash -euc 'echo hi {tmp_path}/jobs/test-1/one/output\n'" in done.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["file.yaml"]
+
+
+def test_the_files_of_paceline_are_copied_once(tmp_path: Path):
+    done = paceline("launch", "--copy", "train_policy.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "train_policy.yaml").read_text() == (WORKFLOWS / "train_policy.yaml").read_text()
+    again = paceline("launch", "--copy", "train_policy.yaml", cwd=tmp_path)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    other = paceline("launch", "--copy", "train_polici.yaml", cwd=tmp_path)
+    assert (other.returncode, "did you mean 'train_policy.yaml'" in other.stderr) == (2, True)
+
+
+def test_ctrl_c_ends_all_tasks_and_leaves_nothing(tmp_path: Path):
+    script = "setsid sleep 1000 & sleep 1000 & touch {{output}}/up; wait"
+    (tmp_path / "file.yaml").write_text(
+        workflow(task("one", script), task("two", script, "inputs:", "- task: one"), task("three", script))
+    )
+    process = start(tmp_path, "file.yaml")
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
+        assert len(marked(tmp_path)) == 6
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, output
+    assert states(tmp_path) == {"one": ("stopped", 143), "two": ("skipped", None), "three": ("stopped", 143)}
+    assert result(tmp_path)["status"] == "interrupted"
+    assert not marked(tmp_path)
+
+
+def test_a_policy_is_trained_and_exported(tmp_path: Path):
+    done = paceline(
+        *("launch", WORKFLOWS / "train_then_export.yaml", "--set", "num_gpu=0", "max_iterations=3", "max_restarts=0"),
+        *("--set-string", SMALL),
+        cwd=tmp_path,
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "jobs" / "train-then-export-1" / "export" / "output" / "policy.pt").stat().st_size > 0
+
+
+def test_a_policy_is_trained_on_one_node(tmp_path: Path):
+    done = paceline(
+        *("launch", WORKFLOWS / "train_one_node.yaml", "--set", "num_gpu=0", "max_iterations=2", "max_restarts=0"),
+        *("--set-string", SMALL),
+        cwd=tmp_path,
+        XDG_CONFIG_HOME=str(tmp_path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "jobs" / "train-one-node-1" / "train" / "output" / "run"
+    assert json.loads((run / "result.json").read_text())["iterations"] == 2
+
+
+def test_training_on_two_nodes_continues_after_the_lead_was_killed(tmp_path: Path):
+    values = ["num_gpu=0", "num_nodes=2", "max_iterations=60", "memory=1Gi", f"port={free_port()}"]
+    process = start(
+        tmp_path, str(WORKFLOWS / "train_policy.yaml"), "--oversubscribe", "--set", *values, "--set-string", SMALL
+    )
+    run = tmp_path / "jobs" / "train-policy-1" / "master" / "output" / "run"
+    try:
+        wait_for(lambda: list(run.glob("checkpoints/*.safetensors")))
+        agents = [each for each in marked(tmp_path, "/master") if "torch.distributed.run" in each.cmdline()]
+        assert len(agents) == 1
+        agents[0].kill()
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, output
+    assert states(tmp_path, "train-policy-1")["master"] == ("completed", 0)
+    assert result(tmp_path, "train-policy-1")["tasks"]["master"]["restarts"] == 1
+    trained = json.loads((run / "result.json").read_text())
+    assert (trained["status"], trained["iterations"], trained["world_size"]) == ("completed", 60, 2)
+    assert not marked(tmp_path)
