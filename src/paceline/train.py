@@ -93,7 +93,9 @@ def _train(
 ) -> dict[str, Any]:
     rank, warn = group.rank, partial(console.print, markup=False, soft_wrap=True)
     if plan.completed:
-        # Its last upload may have failed.
+        if group.watch:
+            group.watch.stop()  # the other ranks may end before this one
+        # The last upload of the run may have failed.
         mirror_error = _mirror_completed(worker.mirror, plan.run) if worker.mirror else None
         raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.", mirror_error)
     members = check_ranks_agree(config, group, len(plan.envs[rank.index]))

@@ -136,7 +136,7 @@ def test_a_stop_request_uploads_the_last_checkpoint(tmp_path: Path):
 def test_training_goes_on_without_the_server_and_the_run_then_fails_with_the_reason(server: S3Server, tmp_path: Path):
     # This test is the last one that uses the server.
     url = f"s3://{BUCKET}/without_server"
-    command = [*TRAIN, "--run-dir", "run", "--max-iterations", "1000", "--checkpoint-every", "100"]
+    command = [*TRAIN, "--run-dir", "run", "--max-iterations", "400", "--checkpoint-every", "100"]
     with _popen(*command, "--mirror", url, cwd=tmp_path) as run:
         _wait_for(lambda: Folder(url).read("run.yaml") is not None)
         server.stop()
@@ -145,7 +145,7 @@ def test_training_goes_on_without_the_server_and_the_run_then_fails_with_the_rea
     assert "the mirror is not complete: cannot" in error
     assert url in error
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "completed"
-    assert checkpoint.newest(tmp_path / "run/checkpoints").stem == "iteration_00001000"
+    assert checkpoint.newest(tmp_path / "run/checkpoints").stem == "iteration_00000400"
 
     repaired = paceline(*command, "--mirror", f"file://{tmp_path}/mirror", cwd=tmp_path)
     assert repaired.returncode == 0
