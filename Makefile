@@ -65,7 +65,7 @@ $(TRAIN_ENV): pyproject.toml requirements.lock
 	@touch $@
 
 $(TEST_ENV): pyproject.toml requirements.lock
-	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,rl-games,jax,gymnasium,hand,torchrunx,dev]'
+	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,rl-games,jax,gymnasium,hand,s3,torchrunx,dev]'
 	@touch $(TRAIN_ENV) $@
 
 $(MJLAB_ENV): $(PEERS)

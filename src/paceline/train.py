@@ -22,8 +22,9 @@ from paceline.process.interrupts import STOP_NOTICE, Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.run.mirror import Mirror
 from paceline.training.build import resolve
-from paceline.training.plan import Plan, load_start, make_plan
+from paceline.training.plan import Plan, load_start, make_plan, plan_with_mirror
 from paceline.training.ranks import check_ranks_agree
 from paceline.training.session import Session
 from paceline.training.worker import TrainingFailedError, Worker
@@ -38,12 +39,23 @@ _SIGNAL_SECONDS = 15.0
 class RunCompletedError(Exception):
     """The run had completed before, so there is nothing to train."""
 
+    def __init__(self, message: str, mirror_error: str | None):
+        super().__init__(message)
+        self.mirror_error = mirror_error
 
-def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path | None = None) -> dict[str, Any]:
+
+def train(
+    config: TrainConfig,
+    run: RunDir,
+    console: Console,
+    resume_from: Path | None = None,
+    mirror_url: str | None = None,
+) -> dict[str, Any]:
     """Train until `max_iterations`, Ctrl-C or a failure.
 
-    Return the content of result.json and, as `run`, the directory it is in. Under a launcher this process is one of
-    several ranks, and the main rank's `run` and `resume_from` are used.
+    Return the content of result.json, the directory it is in as `run`, and the reason why `mirror_url` does not hold
+    the complete run, or None, as `mirror_error`. Under a launcher this process is one of several ranks, and the main
+    rank's `run`, `resume_from` and `mirror_url` are used.
     """
     config, settings = resolve(config)
     rank = this_rank(config.gpu_ids)
@@ -56,7 +68,11 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
 
     def plan() -> Plan:
-        return load_start(make_plan(config, run, resume_from, launch), config, settings, group.size)
+        plan = make_plan(config, run, resume_from, launch)
+        if mirror_url:
+            worker.mirror = Mirror(mirror_url, partial(console.print, markup=False, soft_wrap=True))
+            plan = plan_with_mirror(config, plan, worker.mirror)
+        return load_start(plan, config, settings, group.size)
 
     began = time.monotonic()
     try:
@@ -75,9 +91,13 @@ def train(config: TrainConfig, run: RunDir, console: Console, resume_from: Path 
 def _train(
     worker: Worker, group: Group, config: TrainConfig, settings: Settings, plan: Plan, console: Console, began: float
 ) -> dict[str, Any]:
-    if plan.completed:
-        raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.")
     rank, warn = group.rank, partial(console.print, markup=False, soft_wrap=True)
+    if plan.completed:
+        if group.watch:
+            group.watch.stop()  # the other ranks may end before this one
+        # The last upload of the run may have failed.
+        mirror_error = _mirror_completed(worker.mirror, plan.run) if worker.mirror else None
+        raise RunCompletedError(f"{plan.run.path} has completed before: nothing to do.", mirror_error)
     members = check_ranks_agree(config, group, len(plan.envs[rank.index]))
     with ExitStack() as stack:
         run = _decide_on_main(group, lambda: stack.enter_context(plan.run.held(plan.is_new, warn)))
@@ -92,6 +112,8 @@ def _train(
         if rank.is_main:
             checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
             run.write_config(config)
+        if worker.mirror:
+            worker.mirror.start(run)
 
         with interrupts:
             session.write_result("running")
@@ -99,11 +121,18 @@ def _train(
             session.save()
             completed = session.learner.iteration >= config.max_iterations
             result = session.write_result("completed" if completed else "interrupted")
+            if group.watch:
+                group.watch.stop()  # the other ranks may end before this one
+            mirror_error = worker.mirror.finish(lambda: interrupts.requested) if worker.mirror else None
             if not completed and under_elastic_agent():
-                if group.watch:
-                    group.watch.stop()  # the other ranks may end before this one
                 interrupts.wait(_SIGNAL_SECONDS)
-    return result | {"run": run.path}
+    return result | {"run": run.path, "mirror_error": mirror_error}
+
+
+def _mirror_completed(mirror: Mirror, run: RunDir) -> str | None:
+    with Interrupts(notice=STOP_NOTICE) as interrupts:
+        mirror.start(run)
+        return mirror.finish(lambda: interrupts.requested)
 
 
 def _decide_on_main(group: Group, decide: Callable[[], Any]) -> Any:

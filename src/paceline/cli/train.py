@@ -20,6 +20,7 @@ from paceline.launch import local, torchrunx
 from paceline.process import interrupts
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
+from paceline.run.storage import check_url
 from paceline.tasks import registry
 from paceline.train import RunCompletedError, TrainingFailedError
 from paceline.train import train as train_rank
@@ -48,6 +49,8 @@ def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
             "--distributed is for workers under a launcher: python -m torch.distributed.run --nproc_per_node=K "
             "-m paceline train TASK --distributed; without a launcher leave it out"
         )
+    if arguments.mirror:
+        check_url(arguments.mirror)
     ranks = _num_ranks(command)
     launches = not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx")
     directory = _run_directory(command, bool(launches))
@@ -100,7 +103,7 @@ def _run_directory(command: TrainCommand, launches: bool) -> RunDir:
     if command.run is None:
         # All ranks use the directory that their launcher chooses, so no other process may choose the same one.
         return RunDir.new(run_dir, command.config.task, unique=launches)
-    if run_dir:
+    if run_dir and run_dir.absolute() != command.run.path.absolute():
         raise UserError(f"--run-dir {run_dir} with --resume: a resumed run stays in its own directory")
     return command.run
 
@@ -110,19 +113,29 @@ def _train(command: TrainCommand, directory: RunDir, resume_from: Path | None, c
     for note in command.notes if is_main else ():
         console.print(escape(note))
     try:
-        result = train_rank(command.config, directory, console, resume_from)
+        result = train_rank(command.config, directory, console, resume_from, command.arguments.mirror)
     except RunCompletedError as done:
         if is_main:
             console.print(escape(str(done)))
-        return 0
+        return _report_mirror(done.mirror_error)
     except TrainingFailedError as error:
         if is_main:
             print(f"paceline: training failed: {error}", file=sys.stderr)
         return 1
     if is_main:
         _print_summary(result, console)
+    mirror_code = _report_mirror(result["mirror_error"])
+    if result["status"] == "completed":
+        return mirror_code
     # An elastic agent restarts workers that exit with another code than 0, and detects interruptions itself.
-    return 0 if result["status"] == "completed" or under_elastic_agent() else interrupts.EXIT_CODE
+    return 0 if under_elastic_agent() else interrupts.EXIT_CODE
+
+
+def _report_mirror(error: str | None) -> int:
+    """Print why the mirror is not complete, if it is not. Return the exit code."""
+    if error:
+        print(f"paceline: the mirror is not complete: {error}", file=sys.stderr)
+    return 1 if error else 0
 
 
 def _launch(argv: list[str], command: TrainCommand, directory: RunDir, ranks: int) -> int:

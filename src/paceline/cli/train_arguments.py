@@ -22,6 +22,8 @@ from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.settings import Settings, flag
 from paceline.run.config import RunOptions, TrainConfig, option, plain
 from paceline.run.directory import RunDir
+from paceline.run.mirror import download_run
+from paceline.run.storage import is_url
 from paceline.tasks import registry
 from paceline.validation import Count, from_dict
 
@@ -41,8 +43,11 @@ class Selection:
     """YAML configuration file of RSL-RL, RL-Games or skrl in the library's own format. Flags take precedence."""
     ml_framework: Literal["torch", "jax"] = "torch"
     """Framework of skrl, as in Isaac Lab. `--learner skrl --ml-framework jax` equals `--learner skrl_jax`."""
-    resume: Annotated[str | None, option("RUN|auto")] = None
-    """Run to continue: its directory, one of its checkpoint files, or auto for the newest run under runs/."""
+    resume: Annotated[str | None, option("RUN|auto|URL")] = None
+    """Run to continue: its directory, one of its checkpoint files, auto for the newest run under runs/, or the URL of
+    its mirror, from which it is downloaded to --run-dir."""
+    run_dir: Annotated[Path | None, option("DIR")] = None
+    """Directory of the run, by default runs/TASK/TIME, or runs/TASK/NAME_HASH if --resume is a URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,10 @@ class TrainArguments(RunOptions, Selection):
     With a TASK, this page also lists the options of the task and of the learner.
     """
 
-    run_dir: Annotated[Path | None, option("DIR")] = None
-    """Directory of the run, by default runs/TASK/TIME."""
+    mirror: Annotated[str | None, option("URL")] = None
+    """URL of a folder to which the run directory is copied in the background while training, such as
+    file:///FOLDER or s3://BUCKET/FOLDER (pip install 'paceline[s3]'). Credentials are read from the environment. If the
+    folder holds a run with the same settings and --run-dir does not, that run continues."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, one rank each; all for all GPUs; none for the CPU.
     The default is the first GPU, or the CPU if there is none. A resumed run uses its previous devices."""
@@ -104,7 +111,7 @@ def parse(argv: list[str]) -> TrainCommand:
     selection, rest = parse_known_options(Selection, argv, "train")
     task, rest = _take_task(selection.task, rest)
     task, rest, notes = _replace_alias(task, rest)
-    run = RunDir.open(selection.resume, task) if selection.resume is not None else None
+    run = _open_run(selection, task)
     stored = run.config() if run else None
     if stored and task not in (None, stored.task):
         raise UserError(f"the run to resume is of task {stored.task!r}, not {task!r}")
@@ -131,6 +138,14 @@ def parse(argv: list[str]) -> TrainCommand:
         notes += (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
     arguments = _parse_rest(rest, selection, defaults)
     return TrainCommand(arguments, _config(arguments, stored), run, notes)
+
+
+def _open_run(selection: Selection, task: str | None) -> RunDir | None:
+    if selection.resume is None:
+        return None
+    if is_url(selection.resume):
+        return download_run(selection.resume, selection.run_dir)
+    return RunDir.open(selection.resume, task)
 
 
 def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str]]:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import safetensors.torch
@@ -91,8 +91,13 @@ def whole_number(name: str, value: Any) -> None:
 
 def listing(directory: Path) -> list[Path]:
     """Return the numbered checkpoints, oldest first."""
-    files = (file for file in directory.glob(f"iteration_*{_SUFFIX}") if _NUMBERED.fullmatch(file.stem))
+    files = filter(is_numbered, directory.glob(f"iteration_*{_SUFFIX}"))
     return sorted(filter(os.path.isfile, files), key=_iteration)
+
+
+def is_numbered(file: PurePath) -> bool:
+    """Return whether a file is named as the checkpoint of an iteration."""
+    return file.suffix == _SUFFIX and _NUMBERED.fullmatch(file.stem) is not None
 
 
 def newest(directory: Path) -> Path:

@@ -49,7 +49,7 @@ class RunDir:
         if path:
             return cls(path)
         suffix = f"_{secrets.token_hex(3)}" if unique else ""
-        return cls(_folder(task) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}{suffix}", given=unique)
+        return cls(runs_of(task) / f"{datetime.now():%Y-%m-%d_%H-%M-%S}{suffix}", given=unique)
 
     def check_new(self) -> None:
         """Raise UserError if the user named a directory that holds anything but the logs of a run that failed before
@@ -149,7 +149,7 @@ class RunDir:
 
     @classmethod
     def _newest(cls, task: str | None) -> "RunDir":
-        folder = _folder(task) if task else RUNS
+        folder = runs_of(task) if task else RUNS
         pattern = "*/run.yaml" if task else "*/*/run.yaml"
         runs = [cls(file.parent) for file in folder.glob(pattern)] if os.path.isdir(folder) else []
         # A restarted or requeued worker resolves `auto` again and must find the run that it trained before.
@@ -235,6 +235,6 @@ def write_atomically(file: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def _folder(task: str) -> Path:
+def runs_of(task: str) -> Path:
     """Return the folder of the runs of a task. Names of Gymnasium's tasks may have a slash."""
     return RUNS / task.replace("/", "_")

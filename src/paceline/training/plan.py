@@ -12,6 +12,7 @@ from paceline.learners.settings import Settings, check_samples, flag
 from paceline.run import checkpoint
 from paceline.run.config import MOST_ENVS, TrainConfig
 from paceline.run.directory import RunDir
+from paceline.run.mirror import Mirror, download_run
 from paceline.run.versions import versions
 
 
@@ -57,12 +58,12 @@ def make_plan(config: TrainConfig, run: RunDir, named: Path | None, launch: Laun
     """
     for place in run.alternatives():
         result = place.result()
-        if launch.began(result) or (launch.was_requeued_from(result) and not _differences(place, config)):
+        if launch.began(result) or (launch.was_requeued_from(result) and not _stored_differences(place, config)):
             return _continue(place, launch, result)
     if named:
         return Plan(run, launch, named, is_new=False)
     if run.given and run.config_file.is_file():
-        if differing := _differences(run, config):
+        if differing := _stored_differences(run, config):
             raise UserError(
                 f"{run.path} holds a run with other settings ({differing[0]}): choose another --run-dir, or continue "
                 f"that run with --resume {run.path}"
@@ -81,11 +82,28 @@ def _continue(run: RunDir, launch: LaunchRecord, result: dict[str, Any]) -> Plan
     return Plan(run, launch, files[-1] if files else None, total, restarts, is_new=False)
 
 
-def _differences(run: RunDir, config: TrainConfig) -> list[str]:
-    """Return the settings in which the stored configuration of `run` differs, each as "NAME VALUE, now VALUE"."""
-    if not run.config_file.is_file():
-        return []
-    then, now = run.config().by_name(), config.by_name()
+def plan_with_mirror(config: TrainConfig, plan: Plan, mirror: Mirror) -> Plan:
+    """Claim the URL of the mirror for the run. If the run is new and the URL holds a run with the same settings,
+    continue that run, because the storage of its last start may be lost."""
+    if plan.is_new and (stored := mirror.stored_config()):
+        if differing := _differences(stored, config):
+            raise UserError(
+                f"--mirror {mirror.url} holds a run with other settings ({differing[0]}): choose another folder, or "
+                f"continue that run with --resume {mirror.url}"
+            )
+        run = download_run(mirror.url, plan.run.path)
+        plan = _continue(run, plan.launch, run.result())
+    mirror.claim(plan.run)
+    return plan
+
+
+def _stored_differences(run: RunDir, config: TrainConfig) -> list[str]:
+    return _differences(run.config(), config) if run.config_file.is_file() else []
+
+
+def _differences(stored: TrainConfig, config: TrainConfig) -> list[str]:
+    """Return the settings in which the stored configuration differs, each as "NAME VALUE, now VALUE"."""
+    then, now = stored.by_name(), config.by_name()
     names = dict.fromkeys((*now, *then))
     return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
 

@@ -13,6 +13,7 @@ from paceline.distributed.rank import Rank
 from paceline.errors import UserError
 from paceline.process.interrupts import ignore
 from paceline.run.config import TrainConfig
+from paceline.run.mirror import Mirror
 from paceline.training.plan import Plan
 from paceline.training.session import NonFiniteError, Session
 
@@ -30,6 +31,8 @@ class Worker:
         self.plan: Plan | None = None
         """Set once the directory of the run is held."""
         self.session: Session | None = None
+        self.mirror: Mirror | None = None
+        """On the main rank, if the run has a mirror."""
 
     def end(self, error: Exception, group: Group) -> Exception:
         """Record that an error ends this rank, and end all ranks. Return the exception of the failure that was reported
@@ -48,6 +51,8 @@ class Worker:
         if not self._record(failure, details) and not group.is_distributed:
             print(details, file=sys.stderr)
             failure = replace(failure, log="")
+        if self.mirror and (reason := self.mirror.finish(stop_requested=lambda: True)):
+            print(f"paceline: {reason}", file=sys.stderr)
         return UserError(str(failure), reported=True) if failure.refused else TrainingFailedError(str(failure))
 
     def end_with_others(self, failure: Failure) -> None:

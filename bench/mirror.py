@@ -1,0 +1,80 @@
+"""Training rate and CPU time with and without --mirror: to a local folder and to an S3 server on this host.
+
+The variants alternate in one run of this script, because the rate of a host changes with time.
+
+    python bench/mirror.py [--rounds 3] [--device cpu|0]
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.run.s3 import BUCKET, S3Server
+
+RESULT = Path(__file__).parent / "results" / "mirror.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="Number of runs of each variant.")
+    parser.add_argument("--device", default="cpu", help="cpu, or the index of a GPU.")
+    parser.add_argument("--task", default="cartpole", help="Name of the task.")
+    parser.add_argument("--iterations", type=int, default=200, help="Number of iterations of each run.")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="Iterations between two checkpoints.")
+    arguments = parser.parse_args()
+    server = S3Server()
+    rates: dict[str, list[float]] = {"none": [], "file": [], "s3": []}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in rates}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for index in range(arguments.rounds):
+                urls = {"none": None, "file": f"file://{folder}/mirror_{index}", "s3": f"s3://{BUCKET}/{index}"}
+                for name, url in urls.items():
+                    rate, seconds = _train(arguments, Path(folder) / f"{name}_{index}", url, server.environment)
+                    rates[name].append(rate)
+                    cpu_seconds[name].append(seconds)
+                    print(name, f"{rate:,.0f} steps/s", f"{seconds:.1f} s CPU", flush=True)
+    finally:
+        server.stop()
+    settings = {key: value for key, value in vars(arguments).items() if key != "rounds"}
+    result = {
+        **settings,
+        "cpu_count": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "steps_per_second": rates,
+        "cpu_seconds": cpu_seconds,
+        "relative_rate": {name: median(rates[name]) / median(rates["none"]) for name in ("file", "s3")},
+        "additional_cpu_seconds": {name: min(cpu_seconds[name]) - min(cpu_seconds["none"]) for name in ("file", "s3")},
+    }
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(result["relative_rate"], result["additional_cpu_seconds"])
+
+
+def _train(
+    arguments: argparse.Namespace, run: Path, url: str | None, environment: dict[str, str]
+) -> tuple[float, float]:
+    """Train one run in a new process. Return its env steps per second, including checkpoints and logging, and the CPU
+    time of the process from its start to its end, s."""
+    gpu_ids = "none" if arguments.device == "cpu" else arguments.device
+    command = [sys.executable, "-m", "paceline", "train", arguments.task, "--gpu-ids", gpu_ids, "--run-dir", str(run)]
+    command += ["--max-iterations", str(arguments.iterations), "--checkpoint-every", str(arguments.checkpoint_every)]
+    command += ["--mirror", url] if url else []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads((run / "result.json").read_text())["steps_per_second"], seconds
+
+
+if __name__ == "__main__":
+    main()
