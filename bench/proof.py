@@ -200,8 +200,8 @@ def plot() -> None:
     """Plot the main metric of each task over env steps."""
     from matplotlib.figure import Figure
 
-    found = [loads(path.read_text()) for path in sorted(rates.RESULTS.glob("proof_*.json"))]
-    found = [proof for proof in found if proof["task"] in (*PLOTTED_METRIC, "go1-velocity", "g1-velocity")]
+    tasks = sorted({*PLOTTED_METRIC, "go1-velocity", "g1-velocity"})
+    found = [loads((rates.RESULTS / f"proof_{task}.json").read_text()) for task in tasks]
     columns = min(3, len(found))
     figure = Figure(figsize=(4.0 * columns, 2.8 * -(-len(found) // columns)), layout="constrained")
     for place, proof in enumerate(found, start=1):

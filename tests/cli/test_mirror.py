@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from paceline.run import checkpoint
 from paceline.run.storage import Folder, download
 from tests.forked import paceline
-from tests.run.s3 import BUCKET, SECRET, S3Server
+from tests.run.s3 import BUCKET, SECRET, S3Server, s3_server
 from tests.signals import DEFAULT_SIGNALS
 
 SMALL = ["--num-envs", "8", "--ppo.horizon", "8", "--ppo.hidden", "8"]
@@ -26,12 +26,8 @@ TRAIN = ["train", "cartpole", *SMALL, "--checkpoint-every", "2", "--keep-checkpo
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    server = S3Server()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with s3_server() as server:
         yield server
-    server.stop()
 
 
 def _checkpoints(folder: Path) -> dict[str, bytes]:

@@ -157,7 +157,7 @@ def test_a_program_that_does_not_exist_fails_the_task(tmp_path: Path):
 
 
 def test_the_end_of_the_lead_ends_its_group(tmp_path: Path):
-    # The child of the worker is in a session of its own and ignores SIGTERM.
+    # The child of the worker has started another session and ignores SIGTERM.
     stubborn = "trap '' TERM; setsid bash -c 'trap \"\" TERM; touch {{output}}/up; sleep 1000' & wait"
     up = tmp_path / "jobs" / "test-1" / "worker" / "output" / "up"
     lead = task("lead", f"until [ -e {up} ]; do sleep 0.05; done", "lead: true")

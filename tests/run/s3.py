@@ -3,8 +3,12 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.error import URLError
 from urllib.request import Request, urlopen
+
+import pytest
 
 from tests.distributed.ranks import free_port
 
@@ -41,3 +45,16 @@ class S3Server:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     raise
                 time.sleep(0.1)
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Run a server whose address and credentials are in the environment."""
+    server = S3Server()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            yield server
+    finally:
+        server.stop()

@@ -9,17 +9,13 @@ import pytest
 from paceline.errors import UserError
 from paceline.run import storage
 from paceline.run.storage import Folder, StorageError, download, upload
-from tests.run.s3 import BUCKET, S3Server
+from tests.run.s3 import BUCKET, S3Server, s3_server
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    server = S3Server()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with s3_server() as server:
         yield server
-    server.stop()
 
 
 @pytest.fixture(params=["file", "s3"])

@@ -26,7 +26,7 @@ class LaunchArguments:
     """
 
     file: Annotated[Positional[Path | None], option("FILE")] = None
-    """Workflow file. Paceline has some of its own, see --copy."""
+    """Path of the workflow file. --copy gives examples."""
     set: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
     """Values of variables of the file, which replace its default-values. A value becomes an integer or a float if it
     is one, and a string otherwise."""

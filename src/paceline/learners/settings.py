@@ -14,6 +14,11 @@ from paceline.errors import UserError, unknown
 LEARNING_RATES = (1e-5, 1e-2)
 """Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
 
+IMAGE_SETTINGS = tuple(
+    f"image_{name}" for name in ("channels", "kernels", "strides", "features", "pooling", "training")
+)
+"""Settings of the image encoder that all learners have."""
+
 _TRAINING_DOCS = {
     field.arg_name: " ".join((field.description or "").split()) for field in parse_from_object(TrainingSettings).params
 }

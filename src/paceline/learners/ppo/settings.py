@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import UserError
-from paceline.learners.settings import LEARNING_RATES, Settings, translated
+from paceline.learners.settings import IMAGE_SETTINGS, LEARNING_RATES, Settings, translated
 from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
@@ -15,7 +15,7 @@ class PpoSettings(Settings):
     flags: ClassVar[str] = "ppo"
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden", "activation", "initial_std", "normalize_observations"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+        *IMAGE_SETTINGS,
         "image_dtype",
     )
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import UserError
-from paceline.learners.settings import Settings, derived, translated
+from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
@@ -17,7 +17,7 @@ class RlGamesSettings(Settings):
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = (
         *("units", "activation", "separate", "normalize_input", "normalize_value"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+        *IMAGE_SETTINGS,
     )
     horizon = derived(lambda settings: settings.horizon_length)
     minibatches = derived(lambda settings: settings.horizon_length // settings.minibatch_size_per_env)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.learners.settings import Settings, derived, translated
+from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
@@ -16,7 +16,7 @@ class RslRlSettings(Settings):
     minibatches_field: ClassVar[str] = "num_mini_batches"
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden_dims", "activation", "obs_normalization", "init_std", "std_type"),
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+        *IMAGE_SETTINGS,
     )
     horizon = derived(lambda settings: settings.num_steps_per_env)
     minibatches = derived(lambda settings: settings.num_mini_batches)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from paceline.learners.settings import Settings, derived, translated
+from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import Bounded, LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
@@ -21,7 +21,7 @@ class SkrlSettings(Settings):
         "initial_log_std",
         "observation_normalization",
         "value_normalization",
-        *("image_channels", "image_kernels", "image_strides", "image_features", "image_pooling", "image_training"),
+        *IMAGE_SETTINGS,
     )
     horizon = derived(lambda settings: settings.rollouts)
     minibatches = derived(lambda settings: settings.mini_batches)
