@@ -226,6 +226,12 @@ def plot_cameras() -> None:
     """Plot the curves of the tasks with cameras over the seconds of training."""
     from matplotlib.figure import Figure
 
+    missing = [
+        n for *_, lines in CAMERA_PLOTS for n in lines.values() if not (rates.RESULTS / f"proof_{n}.json").exists()
+    ]
+    if missing:
+        print(f"no plot of the tasks with cameras: there are no results of {', '.join(dict.fromkeys(missing))}")
+        return
     figure = Figure(figsize=(12.0, 5.6), layout="constrained")
     for place, (title, metric, label, lines) in enumerate(CAMERA_PLOTS, start=1):
         axes = figure.add_subplot(2, 3, place)
