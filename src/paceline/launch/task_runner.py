@@ -2,13 +2,15 @@
 
 The task is a `TaskSpec`, one line of JSON on standard input. `prepare` makes the directories, files and inputs; `run`
 runs the command, copies its outputs and exits with the exit code of the command. SIGTERM, or the end of standard input,
-stops the task: the command receives SIGTERM, and SIGKILL after the grace period. No process of the task remains.
+stops the task: the command receives SIGTERM, and SIGKILL after the grace period. No process of the task remains. With
+`silence_seconds`, the task is also stopped if no data arrives on standard input for that time.
 
 If the files of the task cannot be prepared or stored, the exit code is `STORAGE_CODE`, and the last line of the output
 is "paceline: REASON".
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ def main() -> int:
 
 
 def prepare(spec: TaskSpec) -> int:
-    _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM), spec.silence_seconds)
     try:
         TaskFiles(spec).prepare()
     except (OSError, UnicodeError) as error:
@@ -56,7 +58,7 @@ def run(spec: TaskSpec) -> int:
         # ValueError: a null character in an argument or variable.
         print(f"paceline: cannot start {spec.task.command[0]}: {one_line(error)}", file=sys.stderr)
         return _NOT_FOUND_CODE
-    _watch_input(stop.set)
+    _watch_input(stop.set, spec.silence_seconds)
     threading.Thread(target=_stop_when_requested, args=(stop, command, spec.grace_seconds), daemon=True).start()
     code = command.wait()
     # As in a container, nothing of a task continues after its first process.
@@ -83,11 +85,12 @@ def _environment(spec: TaskSpec, files: TaskFiles) -> dict[str, str]:
     return variables | files.environment() | {processes.MARK: spec.mark}
 
 
-def _watch_input(stop: Callable[[], object]) -> None:
-    """Call `stop` when standard input ends, because the process that controls the task has ended."""
+def _watch_input(stop: Callable[[], object], silence_seconds: float | None) -> None:
+    """Call `stop` when standard input ends or is silent, because the process that controls the task has ended or the
+    connection to it is lost."""
 
     def watch() -> None:
-        while os.read(0, 1):
+        while select.select([0], [], [], silence_seconds)[0] and os.read(0, 4096):
             pass
         stop()
 

@@ -68,6 +68,11 @@ class Transport(Protocol):
         """Request the task runner to stop its task: by SIGTERM, or by the end of its standard input."""
         ...
 
+    def failure(self, spec: TaskSpec) -> str:
+        """Return why the process of a task has ended, if it is not because the task runner has ended; "" if it is. An
+        example is a lost host."""
+        ...
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         """Kill the task runner and all processes of its task, also those that remain after the end of the runner, and
         wait until they have ended."""
@@ -202,7 +207,13 @@ class Coordinator:
             if run.state == State.RUNNING:
                 self._task_ended(group, run, code)
             elif code:
-                run.end(State.FAILED, None, _reason(run, code) or f"cannot prepare its files: exit code {code}")
+                assert run.spec
+                failure = self._transport.failure(run.spec)
+                if failure and run.task.action(code) == "RESCHEDULE":
+                    self._reschedule(group, run, code, failure)
+                    continue
+                cause = failure or _reason(run, code) or f"cannot prepare its files: exit code {code}"
+                run.end(State.FAILED, None, cause)
                 alone = any(other.state == State.RUNNING for other in group.tasks)
                 self._failed(group, run, is_fatal=group.group.barrier and not alone)
             elif not (is_preparing and group.group.barrier):
@@ -221,15 +232,17 @@ class Coordinator:
         if reason := _reason(run, code):
             run.end(State.FAILED, None, reason)
             return self._failed(group, run)
+        assert run.spec
+        cause = self._transport.failure(run.spec) or f"exit code {code}"
         match run.task.action(code):
             case "COMPLETE":
                 run.end(State.COMPLETED, code)
                 if run is group.lead:
                     self._end(group, State.COMPLETED, "the lead has completed", _FINISH_SECONDS)
             case "RESCHEDULE":
-                self._reschedule(group, run, code)
+                self._reschedule(group, run, code, cause)
             case _:
-                run.end(State.FAILED, code, f"exit code {code}")
+                run.end(State.FAILED, code, cause)
                 self._failed(group, run)
 
     def _failed(self, group: GroupRun, run: TaskRun, is_fatal: bool = False) -> None:
@@ -238,14 +251,14 @@ class Coordinator:
         elif is_fatal or not group.group.ignoreNonleadStatus:
             self._end(group, State.FAILED, f"{run.task.name} has failed")
 
-    def _reschedule(self, group: GroupRun, run: TaskRun, code: int) -> None:
+    def _reschedule(self, group: GroupRun, run: TaskRun, code: int, cause: str) -> None:
         limit = self._limits.max_reschedules
         if run.restarts >= limit:
             name = f"{self._job.record.engine}.max_reschedules"
-            run.end(State.FAILED, code, f"exit code {code} after {limit} restarts ({name})")
+            run.end(State.FAILED, code, f"{cause}, after {limit} restarts ({name})")
             return self._failed(group, run)
         run.restarts += 1
-        run.end(State.WAITING, code, f"exit code {code}: it is started again")
+        run.end(State.WAITING, code, f"{cause}: it is started again")
         if run is group.lead or not group.group.ignoreNonleadStatus:
             self._end(group, State.RUNNING, f"{run.task.name} is started again")
         else:

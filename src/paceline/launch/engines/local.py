@@ -112,5 +112,8 @@ class LocalTransport:
     def terminate(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         process.terminate()
 
+    def failure(self, spec: TaskSpec) -> str:
+        return ""
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         processes.kill(spec.mark)

@@ -48,7 +48,8 @@ class SshCommands:
         """Return the command line that runs a module on the host. Its output goes to standard output. Standard error
         has messages of ssh, and `ENDED` with the exit code as last line."""
         program = shlex.join([str(self.venv / "bin" / "python"), "-P", "-m", module, *arguments])
-        script = f'{program} 2>&1; code=$?; echo "{ENDED} $code" >&2; exit $code'
+        # With SSH_CLIENT, every bash that a task runs would read bashrc.
+        script = f'unset SSH_CLIENT; {program} 2>&1; code=$?; echo "{ENDED} $code" >&2; exit $code'
         return [*self.ssh(), f"exec sh -c {shlex.quote(script)}"]
 
     def sync(self, path: SyncedPath) -> list[str]:

@@ -75,11 +75,16 @@ def environment(profile: Profile) -> Path:
 
 def check_host(file: WorkflowFile, profile: Profile) -> None:
     """Raise UserError if this machine lacks a file, a credential or the environment of the tasks."""
+    check_sources(file)
+    if not (environment(profile) / "bin").is_dir():
+        raise UserError(f"the environment {environment(profile)} of the profile has no directory bin")
+
+
+def check_sources(file: WorkflowFile) -> None:
+    """Raise UserError if this machine lacks a file or a credential that is sent to the tasks."""
     for task in (task for group in file.workflow.task_groups for task in group.tasks):
         check_files(task, file.path.parent, on_host=True)
         for variables in task.credentials.values():
             for name in variables:
                 if name not in os.environ:
                     raise UserError(f"task {task.name}: credentials: set the environment variable {name}")
-    if not (environment(profile) / "bin").is_dir():
-        raise UserError(f"the environment {environment(profile)} of the profile has no directory bin")

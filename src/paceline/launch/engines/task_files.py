@@ -35,6 +35,9 @@ class TaskSpec(BaseModel):
     """Environment variables of the task that are not in the workflow: credentials, CUDA_VISIBLE_DEVICES."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+    silence_seconds: float | None = None
+    """Time without data on standard input after which the connection to the launching machine is lost, s. The task is
+    then stopped. None: only the end of standard input stops it."""
 
     @property
     def directory(self) -> Path:

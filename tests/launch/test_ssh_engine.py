@@ -1,0 +1,204 @@
+"""Workflows on two hosts with OpenSSH's server, launched from a third one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.run import checkpoint
+from tests.distributed.namespaces import Node
+from tests.launch.sshd import SshHosts, ssh_hosts
+from tests.launch.test_local_engine import group, task, workflow
+from tests.waiting import until
+
+pytestmark = pytest.mark.root
+
+WORKFLOWS = Path(__file__).parents[2] / "workflows"
+SECONDS = 90.0
+LOST_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module")
+def running_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("hosts"), 2, OMP_NUM_THREADS="1") as hosts:
+        yield hosts
+
+
+@dataclass
+class Site:
+    """The hosts, and the directory of one test."""
+
+    hosts: SshHosts
+    folder: Path
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.hosts.nodes
+
+    @property
+    def printed(self) -> str:
+        return (self.folder / "printed").read_text()
+
+    def profile(self, hosts: list[dict[str, Any]] | None = None, **settings: Any) -> None:
+        """Write the profile."""
+        named = [{"name": node.name} for node in self.nodes] if hosts is None else hosts
+        ssh = {"hosts": named, "options": ["-F", str(self.hosts.config)], "grace_seconds": 5} | settings
+        text = yaml.safe_dump({"storage_root": str(self.folder), "ssh": ssh})
+        (self.folder / "profile.yaml").write_text(text)
+
+    def start(self, file: str | Path, *argv: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Begin to launch a file or the text of a file."""
+        if isinstance(file, str):
+            (self.folder / "file.yaml").write_text(file)
+            file = self.folder / "file.yaml"
+        command = ["launch", str(file), "--on", "ssh", "--profile", str(self.folder / "profile.yaml"), *argv]
+        output = self.folder / "printed"
+        return self.hosts.caller.start(sys.executable, "-m", "paceline", *command, output=output, **environment)
+
+    def launch(self, file: str | Path, *argv: str, **environment: str) -> int:
+        return self.ended(self.start(file, *argv, **environment))
+
+    def ended(self, process: subprocess.Popen[bytes]) -> int:
+        until(lambda: process.poll() is not None, SECONDS, self.report)
+        return process.returncode
+
+    def report(self) -> str:
+        return "\n".join(f"{log}\n{log.read_text()[-3000:]}" for log in [self.folder / "printed", *self.logs()])
+
+    def logs(self) -> list[Path]:
+        return sorted((self.folder / "jobs").glob("*/*.log"))
+
+    def log(self, name: str) -> str:
+        return next((self.folder / "jobs").glob(f"*/{name}.log")).read_text()
+
+    def tasks(self) -> dict[str, Any]:
+        return json.loads(next((self.folder / "jobs").glob("*/result.json")).read_text())["tasks"]
+
+    def states(self) -> dict[str, tuple[str, int | None]]:
+        return {name: (found["state"], found["exit_code"]) for name, found in self.tasks().items()}
+
+    def processes(self) -> list[int]:
+        """Return the processes on the hosts, except OpenSSH's servers."""
+        servers = {process.pid for node in self.nodes for process in node.started}
+        return [pid for node in self.nodes for pid in node.processes() if pid not in servers]
+
+
+@pytest.fixture
+def site(running_hosts: SshHosts, tmp_path: Path) -> Iterator[Site]:
+    found = Site(running_hosts, tmp_path)
+    found.profile()
+    yield found
+    running_hosts.caller.kill_all()
+    for node in running_hosts.nodes:
+        node.reconnect()
+    until(lambda: not found.processes(), 30.0)
+
+
+def test_tasks_run_on_different_hosts(site: Site):
+    lead = task("lead", "hostname; echo {{host:lead}} {{host:worker}}; sleep 1", "lead: true")
+    assert site.launch(group(lead, task("worker", "hostname; exit 3"))) == 0, site.report()
+    assert site.log("lead") == "node1\nnode1 node2\n"
+    assert site.log("worker") == "node2\n"
+    assert site.states() == {"lead": ("completed", 0), "worker": ("failed", 3)}
+
+
+def test_a_host_whose_server_is_killed_is_named_and_ends_its_processes(site: Site):
+    up, go_on = site.folder / "up", site.folder / "go_on"
+    lead = task("lead", f"until [ -e {go_on} ]; do sleep 0.1; done", "lead: true")
+    worker = task("worker", f"touch {up}; trap 'touch {site.folder}/stopped; exit' TERM; sleep 1000 & wait")
+    process = site.start(group(lead, worker))
+    until(up.exists, SECONDS, site.report)
+    kill_sessions(site.nodes[1])
+    until(lambda: "worker: failed: lost the host node2: Connection to node2 closed" in site.printed, LOST_SECONDS)
+    until(lambda: len(site.nodes[1].processes()) == 1, 10.0)
+    assert (site.folder / "stopped").exists()
+    go_on.touch()
+    assert site.ended(process) == 0
+    assert site.states() == {"lead": ("completed", 0), "worker": ("failed", 255)}
+
+
+def kill_sessions(node: Node) -> None:
+    """Kill the processes of OpenSSH's server that hold connections."""
+    for pid in node.processes():
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sshd: root"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_task_whose_host_is_lost_is_started_again_on_another_one(site: Site):
+    done = site.folder / "done"
+    script = f"hostname; if [ -e {done} ]; then exit 0; fi; touch {done}; sleep 1000"
+    process = site.start(workflow(task("alone", script, "exitActions: {RESCHEDULE: 255}")))
+    until(done.exists, SECONDS, site.report)
+    kill_sessions(site.nodes[0])
+    assert site.ended(process) == 0
+    assert site.log("alone") == "node1\nnode2\n"
+    assert site.tasks()["alone"]["restarts"] == 1
+
+
+def test_the_loss_of_the_lead_ends_the_group(site: Site):
+    up = site.folder / "up"
+    lead = task("lead", f"touch {up}; sleep 1000", "lead: true")
+    process = site.start(group(lead, task("worker", "sleep 1000")))
+    until(up.exists, SECONDS, site.report)
+    site.nodes[0].cut()
+    until(lambda: "lead: failed: lost the host node1: Timeout, server node1 not" in site.printed, LOST_SECONDS)
+    assert site.ended(process) == 1
+    # The host ends its processes by itself, before the link is restored.
+    until(lambda: not site.processes(), 10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_remains_on_a_host(number: signal.Signals, site: Site):
+    # The process of the task that ignores SIGTERM is killed after the grace period.
+    stubborn = "trap '' TERM; setsid bash -c 'trap \"\" TERM; sleep 1000' & touch {{output}}/up; wait"
+    site.profile(grace_seconds=1)
+    process = site.start(group(task("lead", stubborn, "lead: true"), task("worker", stubborn)))
+    until(lambda: len(list(site.folder.glob("jobs/*/*/output/up"))) == 2, SECONDS, site.report)
+    process.send_signal(number)
+    site.ended(process)
+    until(lambda: not site.processes(), 10.0)
+    assert process.returncode == (130 if number == signal.SIGINT else -9)
+
+
+def test_outputs_are_copied_to_the_host_of_the_task_that_reads_them(site: Site):
+    roots = [site.folder / node.name for node in site.nodes]
+    source = site.folder / "source"
+    source.mkdir()
+    for name in ("kept", "left_out"):
+        (source / name).write_text(name)
+    sync = [{"source": f"{source}/", "target": str(site.folder / "target"), "exclude": ["left_out"]}]
+    hosts = [{"name": node.name, "storage_root": str(root)} for node, root in zip(site.nodes, roots, strict=True)]
+    site.profile(hosts, sync=sync)
+    first = task("first", "hostname >{{output}}/name; sleep 1", "lead: true")
+    second = task("second", "hostname >{{output}}/name")
+    text = group(first, second) + "  - name: last\n    tasks:\n" + indented(
+        task("third", "cat {{input:0}}/name {{input:1}}/name; ls $DIR", "inputs: [{task: first}, {task: second}]", f"environment: {{DIR: {site.folder}/target}}")
+    )
+    assert site.launch(text) == 0, site.report()
+    assert site.log("third") == "node1\nnode2\nkept\n"
+    assert (roots[0] / "jobs" / "test-1" / "second" / "output" / "name").exists()
+    assert site.launch(workflow(task("next", "true"))) == 0
+    assert (site.folder / "jobs" / "test-2").is_dir()
+
+
+def indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+TRAIN = "train_options=--num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16"
+
+
+def test_two_hosts_train_as_one(site: Site):
+    run = site.folder / "run"
+    values = ["num_nodes=2", "num_gpu=0", "memory=1Mi", "max_iterations=20", f"run_dir={run}", TRAIN]
+    assert site.launch(WORKFLOWS / "train_policy.yaml", "--set", *values) == 0, site.report()
+    found = json.loads((run / "result.json").read_text())
+    assert (found["status"], found["world_size"], found["iterations"]) == ("completed", 2, 20)
