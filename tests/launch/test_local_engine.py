@@ -193,8 +193,10 @@ def test_a_killed_worker_is_started_again_alone(tmp_path: Path):
 
 
 def test_a_lead_that_is_started_again_restarts_its_group_and_keeps_its_output(tmp_path: Path):
-    lead = "if [ -e {{output}}/once ]; then sleep 0.5; exit 7; fi; touch {{output}}/once; sleep 0.5; exit 4"
-    worker = task("worker", "echo start; sleep 1000")
+    up = tmp_path / "up"
+    lead = f"until [ -e {up} ]; do sleep 0.05; done; rm {up}; [ ! -e {{{{output}}}}/once ] || exit 7"
+    lead = f"{lead}; touch {{{{output}}}}/once; exit 4"
+    worker = task("worker", f"echo start; touch {up}; sleep 1000")
     done = launch(
         group(task("lead", lead, "lead: true", "exitActions: {RESCHEDULE: 4, COMPLETE: 7}"), worker), tmp_path
     )
@@ -284,7 +286,8 @@ def test_ctrl_c_ends_all_tasks_and_leaves_nothing(tmp_path: Path):
     process = start(tmp_path, "file.yaml")
     try:
         wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
-        assert len(marked(tmp_path)) == 6
+        # The task runner and three processes of each task.
+        assert len(marked(tmp_path)) == 8
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=SECONDS)
     finally:

@@ -18,13 +18,17 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class LocalSettings(Section):
-    """Settings of the engine `local`."""
+class TaskLimits(Section):
+    """Settings of all engines that start the tasks themselves."""
 
     grace_seconds: Annotated[float, Ge(0), Le(3600)] = 30.0
     """Time between SIGTERM and SIGKILL when a task is stopped, s; from 0 to 3600."""
     max_reschedules: Annotated[int, Ge(0), Le(1000)] = 10
     """Number of times that a task or group may be started again by the exit action RESCHEDULE, from 0 to 1000."""
+
+
+class LocalSettings(TaskLimits):
+    """Settings of the engine `local`."""
 
 
 class Profile(Section):

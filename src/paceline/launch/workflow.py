@@ -25,6 +25,10 @@ class WorkflowFile:
     workflow: Workflow
     text: str
     """The file with the rendered `workflow` section."""
+    set_values: tuple[str, ...] = ()
+    """Values of `--set`, each NAME=VALUE."""
+    set_strings: tuple[str, ...] = ()
+    """Values of `--set-string`, each NAME=VALUE."""
 
 
 def read_workflow(path: Path, set_values: Iterable[str] = (), set_strings: Iterable[str] = ()) -> WorkflowFile:
@@ -42,6 +46,7 @@ def parse_workflow(
     text: str, path: Path, set_values: Iterable[str] = (), set_strings: Iterable[str] = ()
 ) -> WorkflowFile:
     """Parse the text of a workflow file; `path` names it in errors."""
+    set_values, set_strings = tuple(set_values), tuple(set_strings)
     sections = _sections(text, path)
     _check_version(sections, path)
     values = _default_values(sections, path)
@@ -59,7 +64,8 @@ def parse_workflow(
     except LineError as error:
         line = rendered.lines[min(error.line, len(rendered.lines)) - 1]
         raise UserError(f"{path}:{line}: {error}") from None
-    return WorkflowFile(path, workflow, "version: 2\n" + template.restore(rendered.text))
+    text = "version: 2\n" + template.restore(rendered.text)
+    return WorkflowFile(path, workflow, text, set_values, set_strings)
 
 
 def _sections(text: str, path: Path) -> dict[str, tuple[int, str]]:
@@ -228,6 +234,11 @@ def _cycles(groups: list[Group], group_of: dict[str, Group], grouped: bool) -> I
         index = next(index for index, group in enumerate(groups) if group.name in needs)
         message = f"{', '.join(needs)} wait for each other's output; remove one of their inputs"
         yield ("groups" if grouped else "tasks", index), message
+
+
+def group_by_task(workflow: Workflow) -> dict[str, Group]:
+    """Return the group of each task, by the name of the task."""
+    return {task.name: group for group in workflow.task_groups for task in group.tasks}
 
 
 def upstream(group: Group, group_of: dict[str, Group]) -> set[str]:

@@ -1,39 +1,68 @@
-"""Directories and files of one task on this machine."""
+"""What the node of a task must know, and the directories and files of the task there."""
 
 import base64
 import binascii
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
 from paceline.launch.spec import Dataset, File, Task
 from paceline.launch.template import TOKEN
 
 
-@dataclass(frozen=True)
+class TaskSpec(BaseModel):
+    """One task as its node receives it, as a line of JSON. It may contain credentials: it is sent to the standard input
+    of the task runner and never written to a file."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    workflow_id: str
+    task: Task
+    storage_root: Path
+    """Directory on the node that holds jobs/ and datasets/."""
+    venv: Path | None = None
+    """Virtual environment on the node whose programs are first in PATH."""
+    hosts: dict[str, str] = {}
+    """Values of {{host:TASK}}."""
+    contents: dict[str, bytes] = {}
+    """Contents of the files that the workflow names by localpath, by the path of the file in the task."""
+    variables: dict[str, str] = {}
+    """Environment variables of the task that are not in the workflow: credentials, CUDA_VISIBLE_DEVICES."""
+    grace_seconds: float = 30.0
+    """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+
+    @property
+    def directory(self) -> Path:
+        return self.storage_root / "jobs" / self.workflow_id / self.task.name
+
+    @property
+    def mark(self) -> str:
+        """Value of the environment variable that all processes of the task have."""
+        return str(self.directory)
+
+
 class TaskFiles:
     """Directory of a task: work/ is its working directory, output/ and input/N are {{output}} and {{input:N}}, and
     files/ holds the files whose paths are absolute."""
 
-    task: Task
-    directory: Path
-    workflow_id: str
-    datasets: Path
-
-    @property
-    def work(self) -> Path:
-        return self.directory / "work"
-
-    @property
-    def output(self) -> Path:
-        return self.directory / "output"
+    def __init__(self, spec: TaskSpec):
+        self.spec, self.task, self.directory = spec, spec.task, spec.directory
+        self.work, self.output = self.directory / "work", self.directory / "output"
+        self._datasets = spec.storage_root / "datasets"
 
     def input(self, index: int) -> Path:
         return self.directory / "input" / str(index)
+
+    def command(self) -> list[str]:
+        return [self.resolve(part) for part in (*self.task.command, *self.task.args)]
+
+    def environment(self) -> dict[str, str]:
+        return {name: self.resolve(value) for name, value in self.task.environment.items()}
 
     def resolve(self, text: str) -> str:
         """Return a text with the values of tokens such as {{output}}, and with the places of files with absolute
@@ -48,11 +77,11 @@ class TaskFiles:
         kind, _, name = token[1].partition(":")
         match kind:
             case "workflow_id":
-                return self.workflow_id
+                return self.spec.workflow_id
             case "output":
                 return str(self.output)
             case "host":
-                return "127.0.0.1"
+                return self.spec.hosts[name]
             case _:
                 names = [given.task for given in self.task.inputs]
                 return str(self.input(names.index(name) if name in names else int(name)))
@@ -60,16 +89,15 @@ class TaskFiles:
     def _place(self, file: File) -> Path:
         return self.directory / "files" / file.path.lstrip("/") if file.path.startswith("/") else self.work / file.path
 
-    def prepare(self, output_of: Callable[[str], Path], source: Path, log: Path) -> None:
-        """Make the directories, write the files and copy the inputs. `output_of` returns the output directory of a
-        task; `source` is the directory of the workflow file. Raise OSError."""
+    def prepare(self) -> None:
+        """Make the directories, write the files and copy the inputs. Raise OSError."""
         for directory in (self.work, self.output, self.directory / "input"):
             directory.mkdir(parents=True, exist_ok=True)
         for file in self.task.files:
             place = self._place(file)
             place.parent.mkdir(parents=True, exist_ok=True)
             if file.localpath is not None:
-                shutil.copy(source / file.localpath, place)
+                place.write_bytes(self.spec.contents[file.path])
             elif file.base64:
                 place.write_bytes(base64.b64decode(file.contents or ""))
             else:
@@ -79,7 +107,10 @@ class TaskFiles:
             target = self.input(index)
             _remove(target)
             if given.task is not None:
-                copy(output_of(given.task), target, given.regex, link=True)
+                source = self.directory.parent / given.task / "output"
+                if not source.is_dir():
+                    raise OSError(f"the output of {given.task} is not on this host: {source}")
+                copy(source, target, given.regex, link=True)
                 continue
             if given.url is not None:
                 place, regex = file_path(self.resolve(given.url)), given.regex
@@ -89,8 +120,7 @@ class TaskFiles:
                 copy(place, target, regex)
             else:
                 target.mkdir()
-                with log.open("a") as lines:
-                    lines.write(f"paceline: input {index} does not exist, the directory is empty: {place}\n")
+                print(f"paceline: input {index} does not exist, the directory is empty: {place}", file=sys.stderr)
 
     def store_outputs(self) -> None:
         """Copy the output directory to the places that the task names. Raise OSError."""
@@ -102,7 +132,7 @@ class TaskFiles:
             assert dataset
             latest = self._dataset_version(dataset)
             version = int(latest.name) + 1 if latest else 1
-            target = self.datasets / self.resolve(dataset.name) / str(version)
+            target = self._datasets / self.resolve(dataset.name) / str(version)
             if output.update_dataset and latest:
                 copy(latest, target, "")
             copy(self.output / dataset.path, target, output.regex or dataset.regex)
@@ -111,9 +141,9 @@ class TaskFiles:
         """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version."""
         assert dataset
         name, _, version = self.resolve(dataset.name).partition(":")
-        versions = [place for place in (self.datasets / name).glob("*") if place.name.isdecimal()]
+        versions = [place for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
         if version:
-            return self.datasets / name / version
+            return self._datasets / name / version
         return max(versions, key=lambda place: int(place.name), default=None)
 
 
