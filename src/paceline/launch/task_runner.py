@@ -9,6 +9,7 @@ If the files of the task cannot be prepared or stored, the exit code is `STORAGE
 is "paceline: REASON".
 """
 
+import fcntl
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import IO
 
 from paceline.errors import one_line
 from paceline.launch.engines import processes
@@ -35,6 +37,7 @@ def main() -> int:
 def prepare(spec: TaskSpec) -> int:
     _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM), spec.silence_seconds)
     try:
+        _wait_for_earlier_runner(spec)
         TaskFiles(spec).prepare()
     except (OSError, UnicodeError) as error:
         return _storage_failed(f"cannot prepare its files: {one_line(error)}")
@@ -46,6 +49,7 @@ def run(spec: TaskSpec) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     processes.adopt_orphans()
+    lock = _wait_for_earlier_runner(spec)
     try:
         command = subprocess.Popen(
             files.command(),
@@ -69,7 +73,19 @@ def run(spec: TaskSpec) -> int:
             files.store_outputs()
         except OSError as error:
             return _storage_failed(f"its output cannot be stored: {one_line(error)}; it is kept in {files.output}")
+    lock.close()
     return code
+
+
+def _wait_for_earlier_runner(spec: TaskSpec) -> IO[str]:
+    """Wait until no other runner of the task runs. One whose connection was lost may still stop its command when the
+    task is started again. Return the file whose lock others wait for."""
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    file = (spec.directory / "lock").open("w")
+    # Some file systems have no locks.
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def _storage_failed(reason: str) -> int:

@@ -7,8 +7,10 @@ lost. Therefore no process remains on a host, also if this machine or the networ
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,23 +21,25 @@ from paceline.errors import UserError
 from paceline.launch.engines import processes
 from paceline.launch.engines.coordinator import Phase, coordinate, task_spec
 from paceline.launch.engines.engine import LaunchOptions
+from paceline.launch.engines.job_control import print_logs, print_status, stop_coordinator, tensorboard_task
 from paceline.launch.engines.report import last_line
-from paceline.launch.engines.ssh_commands import ENDED, SshCommands
+from paceline.launch.engines.ssh_commands import LOST_CODE, SshCommands
 from paceline.launch.engines.ssh_hosts import Host, Placement, copy_files, query
+from paceline.launch.engines.ssh_task import ENDED
 from paceline.launch.engines.support import check_sources, check_supported, environment, notes
 from paceline.launch.engines.task_files import TaskSpec
 from paceline.launch.engines.task_run import Job
-from paceline.launch.job_record import new_job
+from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import Profile, SshHost
 from paceline.launch.spec import Task
 from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
 from paceline.process.interrupts import cleanup_on_exit
 
-_RUNNER = "paceline.launch.task_runner"
+status, logs, cancel = print_status, print_logs, stop_coordinator
+
+_RUNNER = "paceline.launch.engines.ssh_task"
 _RETRY_SECONDS = 5
 """Time before a lost host is called again, s."""
-LOST_CODE = 255
-"""Exit code of ssh if the connection fails."""
 
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
@@ -61,8 +65,8 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
             lead = " (lead)" if task is group.lead and len(group.tasks) > 1 else ""
             lines.append(f"# {group.name}{waits}: {task.name}{lead}")
             lines += [shlex.join(transport.command(spec, phase)) for phase in ("prepare", "run")]
-            lines.append("# Standard input of both commands, without the values of credentials:")
-            lines.append(spec.model_dump_json(exclude_defaults=True))
+            lines.append("# Standard input, to which credentials and the contents of localpath files are added:")
+            lines.append(f"# {spec.model_dump_json(exclude_defaults=True)}")
         transport.release(group)
     return "\n".join(lines)
 
@@ -85,7 +89,49 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
     job.record.handles = {host.commands.host.reached_at: shlex.join(host.commands.ssh()) for host in hosts}
     for note in notes(file, profile):
         console.print(escape(note))
-    return coordinate(job, SshTransport(placement, profile, directory), profile.ssh, console)
+    return coordinate(job, SshTransport(placement, profile, directory), profile.ssh, console, options.follow)
+
+
+def tensorboard(job: JobRecord) -> int:
+    """Open a tunnel to the TensorBoard of a job and print its address. The tunnel is open until Ctrl-C."""
+    task, port = tensorboard_task(job)
+    host = job.tasks[task].host
+    if host not in job.handles:
+        raise UserError(f"the task {task} of {job.workflow_id} has not started; see paceline status {job.workflow_id}")
+    *ssh, address = shlex.split(job.handles[host])
+    local_port = _free_port(port)
+    tunnel = ["-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{local_port}:127.0.0.1:{port}", address]
+    process = subprocess.Popen([*ssh, *tunnel], stdin=subprocess.DEVNULL)
+    with cleanup_on_exit(process.kill):
+        while process.poll() is None and not _answers(local_port, b""):
+            time.sleep(0.1)
+        if process.poll() is not None:
+            raise UserError(f"cannot open a tunnel to the host {host}: see the message of ssh above")
+        if not _answers(local_port, b"HEAD / HTTP/1.0\r\n\r\n"):
+            raise UserError(f"TensorBoard of {job.workflow_id} does not answer on port {port} of {host}")
+        print(f"http://127.0.0.1:{local_port} shows TensorBoard of {job.workflow_id}. Ctrl-C closes it.", flush=True)
+        process.wait()
+    raise UserError(f"lost the host {host}: the tunnel has ended")
+
+
+def _free_port(wanted: int) -> int:
+    """Return a free port of this machine: the one that is wanted, or any other."""
+    for port in (wanted, 0):
+        with socket.socket() as listener, suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            return listener.getsockname()[1]
+    raise UserError("this machine has no free port")
+
+
+def _answers(port: int, request: bytes) -> bool:
+    """Return whether a port of this machine accepts a connection, and whether an answer follows a request."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(request)
+            return not request or bool(connection.recv(1))
+    except OSError:
+        return False
 
 
 def _commands(profile: Profile, hosts: list[SshHost]) -> list[SshCommands]:
@@ -175,7 +221,7 @@ class SshTransport:
         host.is_lost = True
         if spec.task.action(LOST_CODE) == "RESCHEDULE":
             self._placement.move(spec.task)
-        return f"lost the host {host.name}: {message or 'the connection has ended'}"
+        return f"lost the host {host.name}: {message or 'the task runner was killed'}"
 
     def _messages(self, spec: TaskSpec) -> Path:
         """Return the file with the messages of ssh."""

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from paceline.launch.profile import SshHost, SshSettings, SyncedPath
 
-ENDED = "paceline: exit code"
-"""Beginning of the last line on standard error when a program on a host has ended. Without it, the connection has
-ended."""
+LOST_CODE = 255
+"""Exit code of ssh if the connection fails."""
 _UNANSWERED = 4
 """Number of requests that a host may leave unanswered."""
 
@@ -45,12 +44,8 @@ class SshCommands:
         return [*command, *more, self.host.reached_at]
 
     def python(self, module: str, *arguments: str) -> list[str]:
-        """Return the command line that runs a module on the host. Its output goes to standard output. Standard error
-        has messages of ssh, and `ENDED` with the exit code as last line."""
-        program = shlex.join([str(self.venv / "bin" / "python"), "-P", "-m", module, *arguments])
-        # With SSH_CLIENT, every bash that a task runs would read bashrc.
-        script = f'unset SSH_CLIENT; {program} 2>&1; code=$?; echo "{ENDED} $code" >&2; exit $code'
-        return [*self.ssh(), f"exec sh -c {shlex.quote(script)}"]
+        """Return the command line that runs a module on the host."""
+        return [*self.ssh(), shlex.join([str(self.venv / "bin" / "python"), "-P", "-m", module, *arguments])]
 
     def sync(self, path: SyncedPath) -> list[str]:
         """Return the command line that copies a path of the profile to the host."""

@@ -12,7 +12,7 @@ from paceline import __version__
 from paceline.errors import UserError
 from paceline.launch.engines.host_facts import HostFacts
 from paceline.launch.engines.resources import Amounts, task_needs
-from paceline.launch.engines.ssh_commands import ENDED, SshCommands
+from paceline.launch.engines.ssh_commands import LOST_CODE, SshCommands
 from paceline.launch.spec import Group, Task, Workflow
 
 _QUERY_SECONDS = 120.0
@@ -133,11 +133,11 @@ def query(hosts: list[SshCommands], workflow: Workflow, report: Callable[[str], 
         counts = ["--gpus"] if needs_gpus and host.host.gpus is None else []
         arguments = [str(host.storage_root), workflow.name, *counts]
         calls.append((host, host.python("paceline.launch.engines.host_facts", *arguments)))
-    for commands, command, done in _call_all(calls, _QUERY_SECONDS):
+    for commands, _, done in _call_all(calls, _QUERY_SECONDS):
         try:
             facts = HostFacts.model_validate_json(_last(done.stdout))
         except ValidationError:
-            problems.append(_problem(commands, command, done))
+            problems.append(_problem(commands, done))
             continue
         if facts.version != __version__:
             report(f"host {commands.host.name} has Paceline {facts.version}, this machine {__version__}")
@@ -153,12 +153,11 @@ def query(hosts: list[SshCommands], workflow: Workflow, report: Callable[[str], 
     return found, last_job
 
 
-def _problem(host: SshCommands, command: list[str], done: subprocess.CompletedProcess[str]) -> str:
+def _problem(host: SshCommands, done: subprocess.CompletedProcess[str]) -> str:
     """Return why a host does not answer."""
-    if _last(done.stderr).startswith(ENDED):
-        reason = _last(done.stdout) or f"exit code {done.returncode}"
-        return f"the host {host.host.name} cannot run Paceline in the environment {host.venv}: {reason}"
     reason = _last(done.stderr) or f"exit code {done.returncode}"
+    if done.returncode != LOST_CODE:
+        return f"the host {host.host.name} cannot run Paceline in the environment {host.venv}: {reason}"
     return f"cannot connect to the host {host.host.name}: {reason}; try: {shlex.join([*host.ssh(), 'true'])}"
 
 
@@ -174,7 +173,7 @@ def _call_all(calls: list[Call], seconds: float | None) -> Iterable[Called]:
         try:
             return subprocess.run(command, timeout=seconds, **options)
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 255, "", f"no answer within {seconds} s")
+            return subprocess.CompletedProcess(command, LOST_CODE, "", f"no answer within {seconds} s")
         except OSError as error:
             raise UserError(f"cannot run {command[0]}: {error.strerror}; install it on this machine") from None
 
