@@ -204,6 +204,6 @@ def test_a_wrong_host_is_refused_with_its_line(host: str, message: str, tmp_path
 
 
 def test_without_hosts_nothing_is_launched():
+    file = parse_workflow(FILE.replace("localpath: not_read.sh", "contents: x"), Path("file.yaml"))
     with pytest.raises(UserError, match="add them to the profile"):
-        file = parse_workflow(FILE.replace("localpath: not_read.sh", "contents: x"), Path("file.yaml"))
         ssh.launch(file, Profile(), Console(quiet=True), LaunchOptions())

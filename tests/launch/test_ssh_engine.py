@@ -159,7 +159,6 @@ def test_a_task_is_not_started_again_before_its_processes_on_the_lost_host_have_
 
 
 def test_a_host_that_is_cut_off_ends_its_processes(site: Site):
-    site.profile(lost_seconds=5)
     up = site.folder / "up"
     lead = task("lead", f"touch {up}; sleep 1000", "lead: true")
     process = site.start(group(lead, task("worker", "sleep 1000")))
@@ -224,7 +223,9 @@ def test_a_job_is_watched_and_canceled_from_another_terminal(site: Site):
     server = f"cd {site.folder}; echo serving; exec python -m http.server --bind 127.0.0.1 $TENSORBOARD_PORT"
     lead = task("lead", server, "lead: true", "environment: {TENSORBOARD_PORT: 6011}")
     worker = task(
-        "worker", '[ "$TOKEN" = sesame-4711 ]; touch {{output}}/up; sleep 1000', "credentials: {a: {TOKEN: b}}"
+        "worker",
+        "[ $(printf %s $TOKEN | wc -c) = 11 ]; touch {{output}}/up; sleep 1000",
+        "credentials: {a: {TOKEN: b}}",
     )
     process = site.start(group(lead, worker), TOKEN="sesame-4711")
     job = site.folder / "jobs" / "test-1"
@@ -279,12 +280,13 @@ def test_two_hosts_train_as_one(site: Site):
 
 
 def test_training_continues_when_a_host_is_lost(site: Site):
-    iterations = 600
+    site.profile(lost_seconds=5)
+    iterations = 200
     process = train(site, f"max_iterations={iterations}", "min_nodes=1", IMPATIENT)
     until(lambda: checkpoint.listing(site.folder / "run" / "checkpoints"), SECONDS, site.report)
     assert result(site)["world_size"] == 2
     site.nodes[1].cut()
-    until(lambda: "worker-1: waiting: lost the host node2: Timeout" in site.printed, LOST_SECONDS, site.report)
+    until(lambda: "worker-1: preparing: lost the host node2: Timeout" in site.printed, LOST_SECONDS, site.report)
     assert site.ended(process) == 0, site.report()
     found = result(site)
     assert (found["status"], found["world_size"], found["iterations"]) == ("completed", 1, iterations)

@@ -1,4 +1,4 @@
-"""Run one task on an SSH host, by paceline.launch.task_runner: `python -m paceline.launch.engines.ssh_task prepare|run`.
+"""Run paceline.launch.task_runner on an SSH host: `python -m paceline.launch.engines.ssh_task prepare|run`.
 
 All output goes to standard output. Standard error has messages of ssh, and `ENDED` with the exit code as last line:
 without it, the connection has ended and not the task.
