@@ -125,7 +125,7 @@ def host(name: str, cpu: float = 0.0, gpus: int = 0) -> Host:
     return Host(commands, Amounts(cpu, gpus), [str(index) for index in range(gpus)])
 
 
-def workflow(*names: str, **resource: float) -> Workflow:
+def workflow(*names: str, **resource: object) -> Workflow:
     tasks = [{"name": name, "image": "i", "command": ["true"], "lead": name == names[0]} for name in names]
     groups = [{"name": "together", "tasks": tasks}]
     return Workflow.model_validate({"name": "w", "groups": groups, "resources": {"default": resource}})
@@ -158,6 +158,13 @@ def test_a_task_moves_to_a_host_that_is_not_lost():
         assert placed(placement, "a", "b") == [expected, "y"]
 
 
+def test_a_host_that_a_resource_excludes_is_not_used():
+    flow = workflow("a", "b", nodesExcluded=["x"])
+    placement = Placement([host("x"), host("y"), host("z")], flow, tasks_per_host=1, oversubscribe=True)
+    placement.reserve(flow.task_groups[0])
+    assert placed(placement, "a", "b") == ["y", "z"]
+
+
 def test_a_task_runs_where_its_inputs_are():
     tasks = [{"name": name, "image": "i", "command": ["true"]} for name in ("first", "second", "third")]
     tasks[2]["inputs"] = [{"task": "second"}]
@@ -176,7 +183,7 @@ def test_a_task_runs_where_its_inputs_are():
     ("flow", "message"),
     [
         (workflow("a", "b", "c"), "has 3 tasks for the hosts x, y, with ssh.tasks_per_host 1; add hosts"),
-        (workflow("a", "b", gpu=3), r"request less in resources, or add --oversubscribe\n  needed: a: 3 GPUs"),
+        (workflow("a", "b", gpu=3), r"resources, or add --oversubscribe\n  needed: a: 3 GPUs"),
         (workflow("a", cpu=8), "hosts: x: 4 CPUs, 2 GPUs; y: 4 CPUs, 2 GPUs"),
     ],
 )

@@ -38,6 +38,7 @@ from paceline.process.interrupts import cleanup_on_exit
 status, logs, cancel = print_status, print_logs, stop_coordinator
 
 _RUNNER = "paceline.launch.engines.ssh_task"
+_HONORED = ("nodesExcluded",)
 _RETRY_SECONDS = 5
 """Time before a lost host is called again, s."""
 
@@ -45,7 +46,7 @@ _RETRY_SECONDS = 5
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the rendered workflow, the commands for all hosts and the specifications that they receive on standard
     input, as for the first job of the workflow. A profile without hosts gets host1, host2, ..."""
-    check_supported(file)
+    check_supported(file, "ssh", _HONORED)
     workflow = file.workflow
     count = max(len(group.tasks) for group in workflow.task_groups)
     named = profile.ssh.hosts or [SshHost(name=f"host{index}") for index in range(1, count + 1)]
@@ -73,7 +74,7 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
 
 def launch(file: WorkflowFile, profile: Profile, console: Console, options: LaunchOptions) -> int:
     """Run a workflow on the hosts of the profile and wait for its end."""
-    check_supported(file)
+    check_supported(file, "ssh", _HONORED)
     check_sources(file)
     if not profile.ssh.hosts:
         raise UserError("the engine ssh needs hosts; add them to the profile, for example ssh: {hosts: [{name: HOST}]}")
@@ -87,7 +88,7 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
     directory = profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, workflow, last_job)
     job = Job(file, directory, "ssh")
     job.record.handles = {host.commands.host.reached_at: shlex.join(host.commands.ssh()) for host in hosts}
-    for note in notes(file, profile):
+    for note in notes(file, profile, "the hosts of the profile"):
         console.print(escape(note))
     return coordinate(job, SshTransport(placement, profile, directory), profile.ssh, console, options.follow)
 

@@ -86,22 +86,24 @@ class Placement:
         needs = "; ".join(f"{task.name}: {task_needs(task, self._workflow)}" for task in group.tasks)
         have = "; ".join(f"{host.name}: {host.have}" for host in self.hosts)
         raise UserError(
-            f"the tasks of {group.name} need more than the hosts have; request less in resources, or add "
-            f"--oversubscribe\n  needed: {needs}\n  hosts: {have}"
+            f"the tasks of {group.name} need more than the hosts have that nodesExcluded allows; request less in "
+            f"resources, or add --oversubscribe\n  needed: {needs}\n  hosts: {have}"
         )
 
     def _candidates(self, task: Task) -> list[Host]:
         """Return the hosts that can run a task, the best first: hosts that are not lost, have fewer tasks, and have the
         task's inputs."""
-        need = task_needs(task, self._workflow)
+        need, excluded = task_needs(task, self._workflow), self._workflow.resource(task).nodesExcluded
         inputs = [self._host_of[given.task].name for given in task.inputs if given.task in self._host_of]
         found = [
             host
             for host in self.hosts
-            if self._oversubscribe
-            or (len(host.needs) < self._tasks_per_host and sum(host.needs.values(), need).fits(host.have))
+            if host.name not in excluded and (self._oversubscribe or self._has_room(host, need))
         ]
         return sorted(found, key=lambda host: (host.is_lost, len(host.needs), -inputs.count(host.name)))
+
+    def _has_room(self, host: Host, need: Amounts) -> bool:
+        return len(host.needs) < self._tasks_per_host and sum(host.needs.values(), need).fits(host.have)
 
     def _place(self, task: Task, candidates: list[Host]) -> bool:
         for host in candidates[:1]:
