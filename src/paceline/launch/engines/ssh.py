@@ -222,7 +222,7 @@ class SshTransport:
         host.is_lost = True
         if spec.task.action(LOST_CODE) == "RESCHEDULE":
             self._placement.move(spec.task)
-        return f"lost the host {host.name}: {message or 'the task runner was killed'}"
+        return f"lost the host {host.name}: {message.rstrip('.') or 'the task runner was killed'}"
 
     def _messages(self, spec: TaskSpec) -> Path:
         """Return the file with the messages of ssh."""
