@@ -55,8 +55,10 @@ def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
 def notes(file: WorkflowFile, profile: Profile) -> list[str]:
     """Return what the engine does not use although the file has it, one line each."""
     workflow = file.workflow
-    images = dict.fromkeys(task.image for group in workflow.task_groups for task in group.tasks)
-    found = [f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}"]
+    found = list[str]()
+    if profile.container is None:
+        images = dict.fromkeys(task.image for group in workflow.task_groups for task in group.tasks)
+        found.append(f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}")
     resources = workflow.resources.values()
     for key in ("platform", "nodesExcluded", "topology"):
         if any(getattr(resource, key) for resource in resources):
