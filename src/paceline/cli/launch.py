@@ -40,6 +40,9 @@ class LaunchArguments:
     paceline/profile.yaml in $XDG_CONFIG_HOME."""
     dry_run: Annotated[bool, FlagCreatePairsOff] = False
     """Check the file, print what would be submitted, and start nothing. This machine is not checked."""
+    follow: Annotated[bool, FlagCreatePairsOff] = False
+    """Print the output of the tasks, with the name of the task before each line. Otherwise a table of the tasks is
+    shown."""
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None
@@ -62,7 +65,7 @@ def launch(argv: list[str], console: Console) -> int:
     if arguments.dry_run:
         print(chosen.describe(file, profile))
         return 0
-    return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe))
+    return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe, arguments.follow))
 
 
 def _join_repeated(argv: list[str], options: tuple[str, ...]) -> list[str]:

@@ -59,8 +59,12 @@ class JobRecord(BaseModel):
     workflow_id: str
     status: str = "running"
     """running, completed, failed or interrupted."""
+    host: str = ""
+    """Machine on which the process `pid` runs."""
     pid: int | None = None
-    """Process that runs the job on this machine, for engines that have one."""
+    """Process that coordinates the job, for engines that have one."""
+    pid_created: float = 0.0
+    """Start of this process, seconds since 1970, because a process ID may be used again."""
     handles: dict[str, str] = {}
     """Names by which the tools of the engine know the job, for example its Slurm jobs or its namespace."""
     groups: dict[str, State] = {}

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.markup import escape
 
 from paceline.errors import one_line
-from paceline.launch.engines.report import Report, last_line
+from paceline.launch.engines.job_control import record_process
+from paceline.launch.engines.report import LogPrinter, Report, last_line
 from paceline.launch.engines.task_files import TaskSpec
 from paceline.launch.engines.task_run import Ending, GroupRun, Job, TaskRun
 from paceline.launch.job_record import State
@@ -98,10 +99,10 @@ def complete_spec(spec: TaskSpec, file: WorkflowFile, transport: Transport) -> T
     return spec.model_copy(update={"contents": contents, "variables": variables})
 
 
-def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Console) -> int:
-    """Run a job and wait for its end. Return 0 if all groups have completed, 1 if one has failed, and 130 after an
-    interruption."""
-    coordinator = Coordinator(job, transport, limits, console)
+def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Console, follow: bool = False) -> int:
+    """Run a job and wait for its end. With `follow`, print the output of the tasks in place of the table. Return 0 if
+    all groups have completed, 1 if one has failed, and 130 after an interruption."""
+    coordinator = Coordinator(job, transport, limits, console, follow)
     notice = "Stopping all tasks. Press Ctrl-C again to kill them."
     with Interrupts(notice=notice, before_exit=coordinator.kill) as stop:
         try:
@@ -111,9 +112,10 @@ def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Cons
 
 
 class Coordinator:
-    def __init__(self, job: Job, transport: Transport, limits: TaskLimits, console: Console):
+    def __init__(self, job: Job, transport: Transport, limits: TaskLimits, console: Console, follow: bool):
         self._job, self._transport, self._limits, self._console = job, transport, limits, console
         self._report = Report(job.record, console)
+        self._output = LogPrinter(job.record, [*job.tasks]) if follow else None
 
     def kill(self) -> None:
         """Kill all tasks."""
@@ -128,17 +130,22 @@ class Coordinator:
     def run(self, stop: Interrupts) -> int:
         job, record = self._job, self._job.record
         (job.directory / "workflow.yaml").write_text(job.file.text)
-        record.pid = os.getpid()
+        record_process(record)
         self._save()
         self._console.print(f"Job {job.workflow_id}; logs: {escape(str(job.directory))}/TASK.log")
         live = Live(get_renderable=self._report.table, console=self._console, refresh_per_second=2, transient=True)
-        with live if self._console.is_terminal else nullcontext():
+        has_table = self._console.is_terminal and not self._output
+        with live if has_table else nullcontext():
             while any(group.state in (State.WAITING, State.RUNNING) for group in job.groups):
                 for group in job.groups:
                     self._step(group, stop.requested)
-                if self._report.changes(printed=not self._console.is_terminal):
+                if self._output:
+                    self._output.print_new()
+                if self._report.changes(printed=not has_table):
                     self._save()
                 time.sleep(_POLL_SECONDS)
+        if self._output:
+            self._output.print_new(is_last=True)
         completed = all(group.state == State.COMPLETED for group in job.groups)
         record.status = "interrupted" if stop.requested else "completed" if completed else "failed"
         self._save()

@@ -12,6 +12,7 @@ from rich.markup import escape
 from paceline.launch.engines import processes
 from paceline.launch.engines.coordinator import Phase, coordinate, task_spec
 from paceline.launch.engines.engine import LaunchOptions
+from paceline.launch.engines.job_control import print_logs, print_status, print_tensorboard, stop_coordinator
 from paceline.launch.engines.resources import Amounts, available, check_fits, needed, visible_gpus
 from paceline.launch.engines.support import check_host, check_supported, environment, notes
 from paceline.launch.engines.task_files import TaskFiles, TaskSpec
@@ -23,6 +24,8 @@ from paceline.launch.task_runner import command_of
 from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
 
 _HOST = "127.0.0.1"
+
+status, logs, cancel, tensorboard = print_status, print_logs, stop_coordinator, print_tensorboard
 
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
@@ -54,7 +57,7 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
         console.print(escape(note))
     processes.adopt_orphans()
     try:
-        return coordinate(job, transport, profile.local, console)
+        return coordinate(job, transport, profile.local, console, options.follow)
     finally:
         processes.kill()
 

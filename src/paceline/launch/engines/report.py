@@ -1,6 +1,7 @@
 """Show the tasks of a job, and write its result."""
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -74,6 +75,32 @@ class Report:
             },
         }
         (self._record.directory / RESULT).write_text(json.dumps(result, indent=2) + "\n")
+
+
+class LogPrinter:
+    """Prints the logs of tasks as they grow, with the name of the task before each line if there are several."""
+
+    def __init__(self, record: JobRecord, tasks: list[str]):
+        width = max(map(len, tasks)) if len(tasks) > 1 else 0
+        self._prefixes = {name: f"{name:{width}} | " if width else "" for name in tasks}
+        self._logs = {name: record.log(name) for name in tasks}
+        self._read = dict.fromkeys(tasks, 0)
+        """Number of bytes that are printed."""
+
+    def print_new(self, is_last: bool = False) -> None:
+        """Print the lines that are complete; with `is_last`, also a line without an end."""
+        for name, log in self._logs.items():
+            try:
+                with log.open("rb") as file:
+                    file.seek(self._read[name])
+                    text = file.read()
+            except OSError:
+                continue
+            complete = text if is_last else text[: text.rfind(b"\n") + 1]
+            self._read[name] += len(complete)
+            for line in complete.decode(errors="replace").splitlines():
+                print(f"{self._prefixes[name]}{line}")
+        sys.stdout.flush()
 
 
 def last_line(log: Path) -> str:
