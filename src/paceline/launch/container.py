@@ -55,5 +55,6 @@ def container_name(directory: Path) -> str:
 def remove(settings: ContainerSettings, directory: Path) -> None:
     """End and remove the container of a task, if there is one, also if the tool that has started it was killed."""
     if settings.tool != "apptainer":
-        command = [settings.tool, "rm", "--force", container_name(directory)]
+        at_once = ["--time=0"] if settings.tool == "podman" else []
+        command = [settings.tool, "rm", "--force", *at_once, container_name(directory)]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

@@ -66,7 +66,7 @@ def run(spec: TaskSpec, is_controlled: bool = True) -> int:
         return _NOT_FOUND_CODE
     if is_controlled:
         _watch_input(stop.set)
-    threading.Thread(target=_stop_when_requested, args=(stop, command, spec.grace_seconds), daemon=True).start()
+    threading.Thread(target=_stop_when_requested, args=(stop, command, spec), daemon=True).start()
     code = command.wait()
     if spec.container:
         container.remove(spec.container, spec.directory)
@@ -110,13 +110,18 @@ def _watch_input(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], grace_seconds: float) -> None:
+def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
     stop.wait()
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(command.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        command.wait(grace_seconds)
-    processes.kill()
+    try:
+        command.wait(spec.grace_seconds)
+    except subprocess.TimeoutExpired:
+        if spec.container:
+            # The tool ends with its container.
+            container.remove(spec.container, spec.directory)
+        else:
+            processes.kill()
 
 
 if __name__ == "__main__":

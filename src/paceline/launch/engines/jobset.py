@@ -159,14 +159,18 @@ class _Pod:
         self.lead = task is group.lead
         self.restarts_alone = not self.lead and group.ignoreNonleadStatus
         # Files are mounted at their paths, so the runner and the resolved command know nothing of them.
-        bare = task.model_copy(update={"files": [], "credentials": {}})
-        spec = TaskSpec(workflow_id=job.workflow_id, task=bare, storage_root=STORAGE_ROOT, hosts=job.hosts)
+        spec = TaskSpec(
+            workflow_id=job.workflow_id,
+            task=task.model_copy(update={"files": [], "credentials": {}}),
+            storage_root=STORAGE_ROOT,
+            hosts={each.name: job.hosts[each.name] for each in group.tasks},
+            grace_seconds=job.settings.grace_seconds,
+        )
         self._place = TaskFiles(spec)
         self._runner = needs_runner(task)
         self.files: dict[str, bytes] = {f"file-{index}": self._contents(file) for index, file in enumerate(task.files)}
         if self._runner:
-            spec = spec.model_copy(update={"grace_seconds": job.settings.grace_seconds})
-            self.files[_SPEC] = spec.model_dump_json(exclude_defaults=True).encode()
+            self.files[_SPEC] = spec.model_dump_json(exclude_defaults=True, indent=2).encode()
         # Marks the group as completed, for its other tasks and for a JobSet that is started again.
         self._completed = STORAGE_ROOT / "jobs" / job.workflow_id / f".{group.name}.completed" if ordered else None
 
@@ -200,7 +204,7 @@ class _Pod:
             rules = [{"action": "Ignore", "onPodConditions": disrupted}]
         else:
             # A counted failure fails the Job at once, and JobSet starts all tasks of the group again.
-            codes = {"containerName": _CONTAINER, "operator": "NotIn", "values": [0, *self._codes("RESCHEDULE")]}
+            codes = {"containerName": _CONTAINER, "operator": "NotIn", "values": self._codes("RESCHEDULE") or [0]}
             rules = [{"action": "Count", "onPodConditions": disrupted}, {"action": "FailJob", "onExitCodes": codes}]
         limit = self._job.workflow.timeout.exec_timeout
         return {
@@ -280,8 +284,8 @@ class _Pod:
         lines.append("while wait $pid; code=$?; kill -0 $pid 2>/dev/null; do :; done")
         if mapped:
             lines.append(f"case $code in {'|'.join(map(str, mapped))}) code=0 ;; esac")
-        if self._completed and self.lead:
-            lines.append(f"[ $code -ne 0 ] || touch {completed}")
+        if self._completed:
+            lines.append(f"[ $code -ne 0 ] || touch {completed}" if self.lead else f"[ ! -e {completed} ] || code=0")
         if self.restarts_alone:
             kept = "|".join(map(str, [0, *self._codes("RESCHEDULE")]))
             lines.append(f'case $code in {kept}) ;; *) echo "paceline: exit code $code is ignored"; code=0 ;; esac')

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from paceline.errors import UserError, one_line, unknown
 from paceline.launch.engines.engine import LaunchOptions
+from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.jobset import INSTANCE, STORAGE_ROOT, needs_runner, render, secret_name, split_mount
 from paceline.launch.engines.programs import call, output
 from paceline.launch.engines.task_files import check_files, file_path
@@ -67,10 +68,14 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
         record.handles["context"] = profile.kubernetes.context
     for task, host in manifest.hosts.items():
         record.tasks[task].host = host
-    code = call([*_kubectl(record), "apply", "--filename", "-"], manifest.text)
-    if code:
-        raise UserError(f"kubectl has failed with exit code {code}; the manifest is {directory / 'manifest.yaml'}")
     record.save()
+    # On the client's side, kubectl apply has a limit of 256 KiB for the files of a task.
+    code = call([*_kubectl(record), "apply", "--server-side", "--filename=-"], manifest.text)
+    if code:
+        raise UserError(
+            f"kubectl has failed with exit code {code}; the manifest is {directory / 'manifest.yaml'}, and paceline "
+            f"cancel {record.workflow_id} removes what was created"
+        )
     console.print(f"Job {escape(record.workflow_id)}; its manifest: {escape(str(directory))}/manifest.yaml")
     jobsets = sum(each["kind"] == "JobSet" for each in manifest.objects)
     return _follow(record, jobsets) if options.follow else 0
@@ -93,11 +98,9 @@ def cancel(job: JobRecord) -> int:
 
 
 def tensorboard(job: JobRecord) -> int:
-    for name, task in job.tasks.items():
-        if port := task.tensorboard_port:
-            print(f"TensorBoard of {name}: http://127.0.0.1:{port} until Ctrl-C")
-            return call([*_kubectl(job), "port-forward", f"job/{_job_name(job, name)}", str(port)])
-    raise UserError("no task of the job serves TensorBoard: none has TENSORBOARD_PORT in its environment")
+    task, port = tensorboard_task(job)
+    print(f"http://127.0.0.1:{port} until Ctrl-C", flush=True)
+    return call([*_kubectl(job), "port-forward", f"job/{_job_name(job, task)}", str(port)])
 
 
 def _kubectl(job: JobRecord) -> list[str]:

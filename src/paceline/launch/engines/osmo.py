@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from paceline.errors import UserError
 from paceline.launch.engines.engine import LaunchOptions
+from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.programs import call, output
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import JobRecord, new_job
@@ -51,11 +52,9 @@ def cancel(job: JobRecord) -> int:
 
 
 def tensorboard(job: JobRecord) -> int:
-    for name, task in job.tasks.items():
-        if port := task.tensorboard_port:
-            print(f"TensorBoard of {name}: http://127.0.0.1:{port} until Ctrl-C")
-            return call(["osmo", "workflow", "port-forward", job.handles["workflow"], name, "--port", str(port)])
-    raise UserError("no task of the job serves TensorBoard: none has TENSORBOARD_PORT in its environment")
+    task, port = tensorboard_task(job)
+    print(f"http://127.0.0.1:{port} until Ctrl-C", flush=True)
+    return call(["osmo", "workflow", "port-forward", job.handles["workflow"], task, "--port", str(port)])
 
 
 def _submit(file: WorkflowFile, profile: Profile) -> list[str]:
