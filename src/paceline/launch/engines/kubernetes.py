@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +16,8 @@ from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.jobset import INSTANCE, STORAGE_ROOT, needs_runner, render, secret_name, split_mount
 from paceline.launch.engines.programs import call, output
-from paceline.launch.engines.task_files import check_files, file_path
+from paceline.launch.engines.support import check_supported, tasks_of
+from paceline.launch.engines.task_files import check_files
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import KubernetesSettings, Profile
@@ -32,7 +34,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?")
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the manifest, as for the first job of the workflow. The contents of a `localpath` have a placeholder."""
-    check_supported(file, profile)
+    _check(file, profile)
 
     def placeholder(each: File) -> bytes:
         return f"contents of {each.localpath}".encode()
@@ -43,8 +45,8 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
 
 def launch(file: WorkflowFile, profile: Profile, console: Console, options: LaunchOptions) -> int:
     """Submit a workflow; with `follow`, wait for its end."""
-    check_supported(file, profile)
-    for task in (task for group in file.workflow.task_groups for task in group.tasks):
+    _check(file, profile)
+    for task in tasks_of(file.workflow):
         check_files(task, file.path.parent, on_host=True)
     for note in notes(file.workflow):
         console.print(escape(note))
@@ -138,7 +140,7 @@ def _follow(job: JobRecord, jobsets: int) -> int:
 
 def notes(workflow: Workflow) -> list[str]:
     """Return what the images must contain, and what is not used although the file has it, one line each."""
-    tasks = [task for group in workflow.task_groups for task in group.tasks]
+    tasks = tasks_of(workflow)
     found = list[str]()
     if runner := [task.name for task in tasks if needs_runner(task)]:
         found.append(f"the image of {', '.join(runner)} must contain Paceline, which copies inputs and outputs")
@@ -147,15 +149,15 @@ def notes(workflow: Workflow) -> list[str]:
     return found
 
 
-def check_supported(file: WorkflowFile, profile: Profile) -> None:
+def _check(file: WorkflowFile, profile: Profile) -> None:
     """Raise UserError, with the name of the key, if the workflow needs something that this engine does not have."""
-    workflow, settings = file.workflow, profile.kubernetes
+    workflow = file.workflow
     for key, reason in _unsupported(workflow):
         raise UserError(f"{file.path}: the engine kubernetes does not support {key}: {reason}")
-    for task in (task for group in workflow.task_groups for task in group.tasks):
-        for key, reason in _unsupported_in_task(task, workflow, settings):
+    for task in tasks_of(workflow):
+        for key, reason in _unsupported_in_task(task, workflow, profile.kubernetes):
             raise UserError(f"{file.path}: task {task.name}: the engine kubernetes does not support {key}: {reason}")
-        check_files(task, file.path.parent, on_host=False)
+    check_supported(file, "kubernetes", honored=("nodesExcluded", "volumeMounts", "privileged"))
 
 
 def _unsupported(workflow: Workflow) -> Iterator[tuple[str, str]]:
@@ -173,36 +175,30 @@ def _unsupported(workflow: Workflow) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_in_task(task: Task, workflow: Workflow, settings: KubernetesSettings) -> Iterator[tuple[str, str]]:
-    for key, places in (("inputs", task.inputs), ("outputs", task.outputs)):
-        for place in places:
-            if place.url is None and getattr(place, "task", None) is None:
-                yield f"{key}.dataset", "use url: s3://BUCKET/PATH"
+    if any(given.dataset for given in task.inputs):
+        yield "inputs.dataset", "use url: s3://BUCKET/PATH"
+    if any(output.dataset or output.update_dataset for output in task.outputs):
+        yield "outputs.dataset", "use url: s3://BUCKET/PATH"
     for place in (*task.inputs, *task.outputs, *task.checkpoint):
-        inside = settings.storage_claim and file_path(place.url or "").is_relative_to(STORAGE_ROOT)
-        if place.url and place.url.startswith("file:") and not inside:
-            yield "file:// URLs", f"use s3://BUCKET/PATH, or a directory in {STORAGE_ROOT} and kubernetes.storage_claim"
+        if place.url and place.url.startswith("file:"):
+            path = Path(unquote(urlsplit(place.url).path))
+            if not settings.storage_claim or not path.is_relative_to(STORAGE_ROOT) or ".." in path.parts:
+                place = f"a directory in {STORAGE_ROOT} with kubernetes.storage_claim"
+                yield "file:// URLs", f"the nodes share no directory; use s3://BUCKET/PATH, or {place}"
     if any(given.task for given in task.inputs) and not settings.storage_claim:
         yield "inputs.task", "set kubernetes.storage_claim in the profile, so that the pods share their outputs"
-    if task.kpis:
-        yield "kpis", "remove it"
     if task.action(0) != "COMPLETE":
         yield "exitActions", "exit code 0 always completes a task; use another one"
-    for name, keys in task.credentials.items():
+    for name in task.credentials:
         if not _OBJECT_NAME.fullmatch(secret_name(name)):
             yield f"credentials.{name}", "the name of a Secret has letters, digits, - and . only"
-        if isinstance(keys, str) and not keys.startswith("/"):
-            yield f"credentials.{name}", f"the path {keys!r} must be absolute"
     for mount in task.volumeMounts:
         if not all(Path(path).is_absolute() for path in split_mount(mount)[:2]):
             yield "volumeMounts", f"{mount[:80]!r} must be SOURCE or SOURCE:TARGET with absolute paths"
     for each in task.files:
         if ":" in each.path:
             yield "files.path", f"{each.path[:80]!r} must not contain a colon"
-    resource = workflow.resource(task)
-    if resource.platform and resource.platform not in settings.platforms:
-        yield (
-            "platform",
-            f"{unknown('platform', resource.platform, settings.platforms)}; add it to kubernetes.platforms",
-        )
-    if resource.topology:
-        yield "topology", "remove it, and set kubernetes.node_selector in the profile"
+    platform = workflow.resource(task).platform
+    if platform and platform not in settings.platforms:
+        known = unknown("platform", platform, settings.platforms)
+        yield "platform", f"{known}; kubernetes.platforms of the profile lists them"
