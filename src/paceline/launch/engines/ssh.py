@@ -146,6 +146,7 @@ class SshTransport:
     def __init__(self, placement: Placement, profile: Profile, job: Path):
         """`job` is the directory of the job on this machine."""
         self.storage_root, self.venv = profile.storage_root.absolute(), environment(profile)
+        self.container = profile.container
         self._placement, self._settings, self._job = placement, profile.ssh, job
         self.reserve, self.release = placement.reserve, placement.release
         self._inputs = dict[str, _Input]()
