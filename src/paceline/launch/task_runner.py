@@ -40,9 +40,9 @@ def prepare(spec: TaskSpec) -> int:
 
 
 def run(spec: TaskSpec) -> int:
-    files, stop = TaskFiles(spec), threading.Event()
+    files, stop, signals = TaskFiles(spec), threading.Event(), list[int]()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: (signals.append(number), stop.set()))
     processes.adopt_orphans()
     try:
         command = subprocess.Popen(
@@ -57,7 +57,7 @@ def run(spec: TaskSpec) -> int:
         print(f"paceline: cannot start {spec.task.command[0]}: {one_line(error)}", file=sys.stderr)
         return _NOT_FOUND_CODE
     _watch_input(stop.set)
-    threading.Thread(target=_stop_when_requested, args=(stop, command, spec.grace_seconds), daemon=True).start()
+    threading.Thread(target=_stop_when_requested, args=(stop, signals, command, spec), daemon=True).start()
     code = command.wait()
     # As in a container, nothing of a task continues after its first process.
     processes.kill()
@@ -94,12 +94,15 @@ def _watch_input(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], grace_seconds: float) -> None:
+def _stop_when_requested(
+    stop: threading.Event, signals: list[int], command: subprocess.Popen[bytes], spec: TaskSpec
+) -> None:
     stop.wait()
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(command.pid, signal.SIGTERM)
+    if spec.forward_sigterm or not signals:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(command.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
-        command.wait(grace_seconds)
+        command.wait(spec.grace_seconds)
     processes.kill()
 
 

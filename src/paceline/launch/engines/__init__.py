@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "local": "every task is a process on this machine",
+    "slurm": "every group is a Slurm job",
 }
 """The engines and what they do with a task. The module of an engine has its name; see `engine.Engine`."""
 

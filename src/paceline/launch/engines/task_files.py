@@ -35,6 +35,9 @@ class TaskSpec(BaseModel):
     """Environment variables of the task that are not in the workflow: credentials, CUDA_VISIBLE_DEVICES."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+    forward_sigterm: bool = True
+    """Forward a SIGTERM of the task runner to the command. False if the engine sends SIGTERM to all processes of the
+    task: at the second one, torch's elastic agent ends without waiting for the checkpoint of its ranks."""
 
     @property
     def directory(self) -> Path:
