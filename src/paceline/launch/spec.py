@@ -163,6 +163,7 @@ class Task(Spec):
         yield from self.args
         yield from self.environment.values()
         yield from (file.contents for file in self.files if file.contents)
+        yield from (checkpoint.path for checkpoint in self.checkpoint)
         yield from (place.url for place in (*self.inputs, *self.outputs, *self.checkpoint) if place.url)
 
 

@@ -1,25 +1,31 @@
 """Run one task on its node: `python -m paceline.launch.task_runner prepare|run`.
 
-The task is a `TaskSpec`, one line of JSON on standard input. `prepare` makes the directories, files and inputs; `run`
-runs the command, copies its outputs and exits with the exit code of the command. SIGTERM, or the end of standard input,
-stops the task: the command receives SIGTERM, and SIGKILL after the grace period. No process of the task remains.
+The task is a `TaskSpec`, one line of JSON on standard input. `prepare` makes the directories and files and downloads
+the inputs. `run` runs the command, uploads its checkpoints and outputs, and exits with the exit code of the command.
 
-If the files of the task cannot be prepared or stored, the exit code is `STORAGE_CODE`, and the last line of the output
-is "paceline: REASON".
+SIGTERM, or the end of standard input, stops the task: the command receives SIGTERM, and SIGKILL after the grace period,
+in which checkpoints are uploaded too. No process of the task remains.
+
+If the inputs cannot be prepared, or an upload fails after all attempts, the exit code is `STORAGE_CODE` and the last
+line of the output is "paceline: REASON".
 """
 
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from paceline.errors import one_line
+from paceline.errors import UserError, one_line
+from paceline.launch.checkpoint_uploads import CheckpointUpload
 from paceline.launch.engines import processes
 from paceline.launch.engines.task_files import TaskFiles, TaskSpec
 from paceline.process.interrupts import SIGNALS
+from paceline.run.storage import StorageError
 
 STORAGE_CODE = 121
 _NOT_FOUND_CODE = 127
@@ -27,6 +33,8 @@ _NOT_FOUND_CODE = 127
 
 def main() -> int:
     spec = TaskSpec.model_validate_json(sys.stdin.buffer.readline())
+    # Credentials in the environment are used by transfers too.
+    os.environ.update(spec.variables)
     return prepare(spec) if sys.argv[1] == "prepare" else run(spec)
 
 
@@ -34,16 +42,32 @@ def prepare(spec: TaskSpec) -> int:
     _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         TaskFiles(spec).prepare()
-    except (OSError, UnicodeError) as error:
-        return _storage_failed(f"cannot prepare its files: {one_line(error)}")
+    except (StorageError, UserError, OSError, UnicodeError) as error:
+        return _report(f"cannot prepare its files: {_message(error)}")
     return 0
 
 
 def run(spec: TaskSpec) -> int:
-    files, stop, signals = TaskFiles(spec), threading.Event(), list[int]()
+    files = TaskFiles(spec)
+    try:
+        files.write_secrets()
+    except OSError as error:
+        return _report(f"cannot write its credentials: {one_line(error)}")
+    try:
+        return _run_command(spec, files)
+    finally:
+        files.remove_secrets()
+
+
+def _run_command(spec: TaskSpec, files: TaskFiles) -> int:
+    stop = _StopRequest()
     for number in SIGNALS:
-        signal.signal(number, lambda number, _: (signals.append(number), stop.set()))
+        signal.signal(number, lambda *_: stop.set_by_signal())
     processes.adopt_orphans()
+    try:
+        uploads = [CheckpointUpload(each, *files.checkpoint(each)) for each in spec.task.checkpoint]
+    except UserError as error:
+        return _report(f"its checkpoint cannot be uploaded: {error}")
     try:
         command = subprocess.Popen(
             files.command(),
@@ -57,26 +81,77 @@ def run(spec: TaskSpec) -> int:
         print(f"paceline: cannot start {spec.task.command[0]}: {one_line(error)}", file=sys.stderr)
         return _NOT_FOUND_CODE
     _watch_input(stop.set)
-    threading.Thread(target=_stop_when_requested, args=(stop, signals, command, spec), daemon=True).start()
+    threading.Thread(target=_stop_when_requested, args=(stop, command, spec), daemon=True).start()
+    for upload in uploads:
+        upload.start()
     code = command.wait()
     # As in a container, nothing of a task continues after its first process.
     processes.kill()
     code = code if code >= 0 else 128 - code
-    if spec.task.action(code) == "COMPLETE" and not stop.is_set():
-        try:
-            files.store_outputs()
-        except OSError as error:
-            return _storage_failed(f"its output cannot be stored: {one_line(error)}; it is kept in {files.output}")
+    is_complete = spec.task.action(code) == "COMPLETE"
+    reason = _finish(files, uploads, is_complete, stop, spec.grace_seconds)
+    if reason and is_complete:
+        return _report(reason)
+    if reason:
+        _report(reason)
     return code
 
 
-def _storage_failed(reason: str) -> int:
-    print(f"paceline: {reason}", file=sys.stderr)
+class _StopRequest(threading.Event):
+    """A request to stop the task, with its time."""
+
+    at = math.inf
+    is_signaled = False
+
+    def set(self) -> None:
+        self.at = min(self.at, time.monotonic())
+        super().set()
+
+    def set_by_signal(self) -> None:
+        self.is_signaled = True
+        self.set()
+
+
+def _finish(
+    files: TaskFiles, uploads: list[CheckpointUpload], is_complete: bool, stop: _StopRequest, grace_seconds: float
+) -> str:
+    """Upload the checkpoints, and the outputs of a complete task. Return the reason of a failure, or an empty string.
+    The time is limited from a stop request on."""
+    reasons = list[str]()
+
+    def work() -> None:
+        try:
+            for upload in uploads:
+                upload.finish()
+        except StorageError as error:
+            reasons.append(f"its checkpoint cannot be uploaded: {error}")
+        try:
+            if is_complete:
+                files.store_outputs()
+        except (StorageError, UserError, OSError) as error:
+            reasons.append(f"its output cannot be stored: {_message(error)}; it is kept in {files.output}")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < stop.at + grace_seconds:
+        thread.join(0.1)
+    if thread.is_alive():
+        reasons.append(f"its files were not uploaded within {grace_seconds:g} s; they are kept in {files.directory}")
+    return "; ".join(reasons)
+
+
+def _report(reason: str) -> int:
+    print(f"paceline: {reason}", file=sys.stderr, flush=True)
     return STORAGE_CODE
 
 
+def _message(error: Exception) -> str:
+    """Return a message of ours in full, and another one shortened."""
+    return str(error) if isinstance(error, (StorageError, UserError)) else one_line(error)
+
+
 def _environment(spec: TaskSpec, files: TaskFiles) -> dict[str, str]:
-    variables = os.environ | spec.variables
+    variables = dict(os.environ)
     if spec.venv:
         variables["PATH"] = f"{spec.venv / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
     variables.setdefault("PYTHONUNBUFFERED", "1")
@@ -94,11 +169,9 @@ def _watch_input(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(
-    stop: threading.Event, signals: list[int], command: subprocess.Popen[bytes], spec: TaskSpec
-) -> None:
+def _stop_when_requested(stop: _StopRequest, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
     stop.wait()
-    if spec.forward_sigterm or not signals:
+    if command.poll() is None and (spec.forward_sigterm or not stop.is_signaled):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(command.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

@@ -17,7 +17,7 @@ from rich.markup import escape
 from paceline.errors import one_line
 from paceline.launch.engines.job_control import record_process
 from paceline.launch.engines.report import LogPrinter, Report, last_line
-from paceline.launch.engines.task_files import TaskSpec
+from paceline.launch.engines.task_files import TaskSpec, secret_mounts, secret_variable
 from paceline.launch.engines.task_run import Ending, GroupRun, Job, TaskRun
 from paceline.launch.job_record import State
 from paceline.launch.profile import TaskLimits
@@ -93,7 +93,8 @@ def complete_spec(spec: TaskSpec, file: WorkflowFile, transport: Transport) -> T
     contents = {each.path: (source / each.localpath).read_bytes() for each in task.files if each.localpath is not None}
     names = [name for variables in task.credentials.values() if isinstance(variables, dict) for name in variables]
     variables = transport.variables(task) | {name: os.environ[name] for name in names}
-    return spec.model_copy(update={"contents": contents, "variables": variables})
+    secrets = {name: os.environ[secret_variable(name)] for name in secret_mounts(task)}
+    return spec.model_copy(update={"contents": contents, "variables": variables, "secrets": secrets})
 
 
 def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Console, follow: bool = False) -> int:

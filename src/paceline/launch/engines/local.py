@@ -22,14 +22,14 @@ from paceline.launch.profile import Profile
 from paceline.launch.spec import Group, Task, Workflow
 from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
 
-_HOST = "127.0.0.1"
+_ENGINE, _HOST = "local", "127.0.0.1"
 
 status, logs, cancel, tensorboard = print_status, print_logs, stop_coordinator, print_tensorboard
 
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the rendered workflow and the commands of all tasks, as for the first job of the workflow."""
-    check_supported(file)
+    check_supported(file, _ENGINE)
     transport, groups = LocalTransport(file.workflow, profile), group_by_task(file.workflow)
     lines = [file.text.rstrip(), ""]
     for group in file.workflow.task_groups:
@@ -47,11 +47,11 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
 
 def launch(file: WorkflowFile, profile: Profile, console: Console, options: LaunchOptions) -> int:
     """Run a workflow and wait for its end."""
-    check_supported(file)
+    check_supported(file, _ENGINE)
     check_host(file, profile)
     transport = LocalTransport(file.workflow, profile, options.oversubscribe)
     transport.measure()
-    job = Job(file, profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, file.workflow), "local")
+    job = Job(file, profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, file.workflow), _ENGINE)
     for note in notes(file, profile):
         console.print(escape(note))
     processes.adopt_orphans()
@@ -117,3 +117,4 @@ class LocalTransport:
 
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         processes.kill(spec.mark)
+        TaskFiles(spec).remove_secrets()

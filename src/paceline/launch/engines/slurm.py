@@ -24,7 +24,7 @@ from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.report import LogPrinter
 from paceline.launch.engines.slurm_group import SUBMISSION, Submission, newest_start
 from paceline.launch.engines.slurm_script import batch_jobs
-from paceline.launch.engines.support import check_host, check_supported, environment
+from paceline.launch.engines.support import check_host, check_supported, environment, notes, tasks_of
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import JobRecord, State, new_job
 from paceline.launch.profile import Profile
@@ -32,6 +32,7 @@ from paceline.launch.spec import File, Group, Workflow
 from paceline.launch.workflow import WorkflowFile
 from paceline.process.interrupts import EXIT_CODE, Interrupts
 
+_HONORED = ("nodesExcluded", "pool", "platform")
 _POLL_SECONDS = 2.0
 _CANCEL_SECONDS = 90.0
 _ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
@@ -41,7 +42,7 @@ _ENDED |= {"TIMEOUT", "UNKNOWN"}
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the batch scripts and the commands that submit them, as for the first job of the workflow."""
-    check_supported(file)
+    check_supported(file, "slurm", _HONORED)
     directory = profile.storage_root.absolute() / "jobs" / f"{file.workflow.name}-1"
     jobs = batch_jobs(file.workflow, profile, directory)
     ids = {job.group: f"$job{index}" for index, job in enumerate(jobs, 1)}
@@ -57,28 +58,20 @@ def _shell_line(command: list[str]) -> str:
 
 def launch(file: WorkflowFile, profile: Profile, console: Console, options: LaunchOptions) -> int:
     """Submit a workflow; with `follow`, wait for its end. Return 0 if all jobs have completed, and 1 if one has not."""
-    check_supported(file)
+    check_supported(file, "slurm", _HONORED)
     if options.oversubscribe:
         raise UserError("--oversubscribe: Slurm decides which nodes have the resources of a task; remove the option")
     batch_jobs(file.workflow, profile, Path())
     _find_slurm("sbatch")
     check_host(file, profile)
     job = _submit(file, profile)
-    for note in _notes(file, profile):
+    for note in notes(file, profile, _HONORED):
         console.print(escape(note))
+    if not profile.slurm.tmp and any(file.workflow.resource(task).storage for task in tasks_of(file.workflow)):
+        console.print("storage is not requested: slurm.tmp of the profile is false")
     names = ", ".join(f"{group} {number}" for group, number in job.handles.items())
     console.print(escape(f"Job {job.workflow_id}; Slurm jobs: {names}; logs: {job.directory}/TASK.log"))
     return _follow(job, console) if options.follow else 0
-
-
-def _notes(file: WorkflowFile, profile: Profile) -> Iterator[str]:
-    tasks = [task for group in file.workflow.task_groups for task in group.tasks]
-    images = dict.fromkeys(task.image for task in tasks)
-    yield f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}"
-    if not profile.slurm.tmp and any(file.workflow.resource(task).storage for task in tasks):
-        yield "storage is not requested: slurm.tmp of the profile is false"
-    if any(task.downloadType or task.cacheSize for task in tasks):
-        yield "downloadType and cacheSize are not used: inputs are copied"
 
 
 def _submit(file: WorkflowFile, profile: Profile) -> JobRecord:

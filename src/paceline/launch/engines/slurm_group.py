@@ -26,7 +26,7 @@ from paceline.launch.engines import processes
 from paceline.launch.engines.coordinator import Phase, coordinate
 from paceline.launch.engines.slurm_script import slurm_log
 from paceline.launch.engines.support import environment
-from paceline.launch.engines.task_files import TaskSpec
+from paceline.launch.engines.task_files import TaskFiles, TaskSpec
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import RECORD, JobRecord
 from paceline.launch.profile import Profile
@@ -121,6 +121,7 @@ class SlurmTransport:
         # srun kills all processes of the step, and ends after KillWait if the node does not answer.
         process.terminate()
         process.wait()
+        TaskFiles(spec).remove_secrets()
 
 
 class SlurmJob:

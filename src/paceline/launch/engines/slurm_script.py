@@ -110,8 +110,6 @@ def _resource(group: Group, workflow: Workflow) -> Resource:
 
 def _resource_options(resource: Resource, profile: Profile) -> Iterator[str]:
     settings = profile.slurm
-    if resource.topology:
-        raise UserError("resources.topology: not supported on Slurm; use options of sbatch, in slurm.options")
     if resource.cpu:
         yield f"--cpus-per-task={math.ceil(resource.cpu)}"
     if resource.gpu:

@@ -6,13 +6,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
-from paceline.launch.spec import Dataset, File, Task
+from paceline.launch.spec import Checkpoint, Dataset, File, Task
 from paceline.launch.template import TOKEN
+from paceline.run.storage import NothingStoredError, download, matching_files, upload
 
 
 class TaskSpec(BaseModel):
@@ -33,6 +33,8 @@ class TaskSpec(BaseModel):
     """Contents of the files that the workflow names by localpath, by the path of the file in the task."""
     variables: dict[str, str] = {}
     """Environment variables of the task that are not in the workflow: credentials, CUDA_VISIBLE_DEVICES."""
+    secrets: dict[str, str] = {}
+    """Contents of the credentials that the task reads as files, by the name of the credential."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
     forward_sigterm: bool = True
@@ -50,13 +52,13 @@ class TaskSpec(BaseModel):
 
 
 class TaskFiles:
-    """Directory of a task: work/ is its working directory, output/ and input/N are {{output}} and {{input:N}}, and
-    files/ holds the files whose paths are absolute."""
+    """Directory of a task: work/ is its working directory, output/ and input/N are {{output}} and {{input:N}}, files/
+    holds the files whose paths are absolute, and secrets/ the credentials that are files, while the command runs."""
 
     def __init__(self, spec: TaskSpec):
         self.spec, self.task, self.directory = spec, spec.task, spec.directory
         self.work, self.output = self.directory / "work", self.directory / "output"
-        self._datasets = spec.storage_root / "datasets"
+        self._secrets, self._datasets = self.directory / "secrets", spec.storage_root / "datasets"
 
     def input(self, index: int) -> Path:
         return self.directory / "input" / str(index)
@@ -74,6 +76,9 @@ class TaskFiles:
             if file.path.startswith("/"):
                 path = rf"(?<![\w./-]){re.escape(file.path)}(?![\w/-]|\.\w)"
                 text = re.sub(path, lambda _, file=file: str(self._place(file)), text)
+        for name, mount in secret_mounts(self.task).items():
+            path = rf"(?<![\w./-]){re.escape(mount.rstrip('/'))}(?![\w-]|\.\w)"
+            text = re.sub(path, lambda _, name=name: str(self._secrets / name), text)
         return TOKEN.sub(self._value, text)
 
     def _value(self, token: re.Match[str]) -> str:
@@ -93,7 +98,8 @@ class TaskFiles:
         return self.directory / "files" / file.path.lstrip("/") if file.path.startswith("/") else self.work / file.path
 
     def prepare(self) -> None:
-        """Make the directories, write the files and copy the inputs. Raise OSError."""
+        """Make the directories, write the files and download the inputs. Raise OSError, StorageError or
+        UserError."""
         for directory in (self.work, self.output, self.directory / "input"):
             directory.mkdir(parents=True, exist_ok=True)
         for file in self.task.files:
@@ -110,44 +116,65 @@ class TaskFiles:
             target = self.input(index)
             _remove(target)
             if given.task is not None:
-                source = self.directory.parent / given.task / "output"
-                if not source.is_dir():
-                    raise OSError(f"the output of {given.task} is not on this host: {source}")
-                copy(source, target, given.regex, link=True)
-                continue
-            if given.url is not None:
-                place, regex = file_path(self.resolve(given.url)), given.regex
-            else:
-                place, regex = self._dataset_version(given.dataset), given.regex or getattr(given.dataset, "regex", "")
-            if place and place.exists():
-                copy(place, target, regex)
-            else:
+                self._link_output(given.task, target, given.regex)
+            elif given.url is not None:
                 target.mkdir()
-                print(f"paceline: input {index} does not exist, the directory is empty: {place}", file=sys.stderr)
+                self._download(self.resolve(given.url), target, given.regex)
+            elif given.dataset is not None:
+                source = self._dataset(given.dataset)
+                copy(source, target, given.regex or given.dataset.regex)
+                if not source.is_dir():
+                    print(f"paceline: no dataset {source}, the directory of the input is empty", file=sys.stderr)
+
+    def _link_output(self, task: str, target: Path, regex: str) -> None:
+        """Make the output of another task available: a link, or a copy of the files that match."""
+        source = self.directory.parent / task / "output"
+        if not source.is_dir():
+            raise OSError(f"the output of {task} is not on this host: {source}")
+        if regex:
+            copy(source, target, regex)
+        else:
+            target.symlink_to(source.absolute(), target_is_directory=True)
+
+    def _download(self, url: str, target: Path, regex: str) -> None:
+        try:
+            download(url, target, regex)
+        except NothingStoredError:
+            print(f"paceline: {url} has no files, the directory of the input is empty", file=sys.stderr)
 
     def store_outputs(self) -> None:
-        """Copy the output directory to the places that the task names. Raise OSError."""
+        """Copy the output directory to the places that the task names. Raise OSError, StorageError or UserError."""
         for output in self.task.outputs:
             if output.url is not None:
-                copy(self.output, file_path(self.resolve(output.url)), output.regex)
-                continue
-            dataset = output.dataset or output.update_dataset
-            assert dataset
-            latest = self._dataset_version(dataset)
-            version = int(latest.name) + 1 if latest else 1
-            target = self._datasets / self.resolve(dataset.name) / str(version)
-            if output.update_dataset and latest:
-                copy(latest, target, "")
-            copy(self.output / dataset.path, target, output.regex or dataset.regex)
+                upload(self.output, self.resolve(output.url), output.regex)
+            elif dataset := output.dataset or output.update_dataset:
+                latest = self._dataset(dataset)
+                target = latest.with_name(str(int(latest.name) + 1))
+                if output.update_dataset:
+                    copy(latest, target, "")
+                copy(self.output / dataset.path, target, output.regex or dataset.regex)
 
-    def _dataset_version(self, dataset: Dataset | None) -> Path | None:
-        """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version."""
-        assert dataset
+    def write_secrets(self) -> None:
+        """Write the credentials that are files, readable by the user only: secrets/NAME/NAME. Raise OSError."""
+        for name, content in self.spec.secrets.items():
+            place = self._secrets / name / name
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.touch(mode=0o600)
+            place.write_text(content)
+
+    def remove_secrets(self) -> None:
+        shutil.rmtree(self._secrets, ignore_errors=True)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> tuple[Path, str]:
+        """Return the path and the URL of a checkpoint."""
+        return self.work / self.resolve(checkpoint.path), self.resolve(checkpoint.url)
+
+    def _dataset(self, dataset: Dataset) -> Path:
+        """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version; that of version 0,
+        which does not exist, if there is none."""
         name, _, version = self.resolve(dataset.name).partition(":")
-        versions = [place for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
-        if version:
-            return self._datasets / name / version
-        return max(versions, key=lambda place: int(place.name), default=None)
+        versions = [int(place.name) for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
+        return self._datasets / name / (version or str(max(versions, default=0)))
 
 
 def check_files(task: Task, source: Path, on_host: bool) -> None:
@@ -164,25 +191,22 @@ def check_files(task: Task, source: Path, on_host: bool) -> None:
                 raise UserError(f"task {task.name}: the contents of {file.path} are not valid base64") from None
 
 
-def file_path(url: str) -> Path:
-    """Return the path of a URL that begins with file://."""
-    return Path(unquote(urlsplit(url).path))
+def secret_mounts(task: Task) -> dict[str, str]:
+    """Return the credentials that the task reads as files, and the directories that it expects them in."""
+    return {name: given for name, given in task.credentials.items() if isinstance(given, str)}
 
 
-def copy(source: Path, target: Path, regex: str, link: bool = False) -> None:
-    """Copy a file or directory into the directory `target`. With a regular expression, copy only the files whose
-    relative path matches it. With `link`, make a link to the directory in place of a copy of all files."""
-    if link and not regex:
-        target.symlink_to(source.absolute(), target_is_directory=True)
-        return
+def secret_variable(name: str) -> str:
+    """Return the environment variable of the launching machine that holds a credential that is a file."""
+    return re.sub(r"\W", "_", name).upper()
+
+
+def copy(source: Path, target: Path, regex: str) -> None:
+    """Copy the files of a directory whose relative path matches the regular expression."""
     target.mkdir(parents=True, exist_ok=True)
-    pattern = re.compile(regex) if regex else None
-    files = [source] if source.is_file() else [file for file in sorted(source.rglob("*")) if file.is_file()]
-    for file in files:
-        relative = file.name if file == source else str(file.relative_to(source))
-        if pattern is None or pattern.search(relative):
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target / relative)
+    for file, name in matching_files(source, regex):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target / name)
 
 
 def _remove(path: Path) -> None:
