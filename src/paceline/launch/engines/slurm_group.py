@@ -76,6 +76,7 @@ class SlurmTransport:
 
     def __init__(self, group: Group, profile: Profile, directory: Path, nodes: list[str]):
         self.storage_root, self.venv = profile.storage_root, environment(profile)
+        self.container = profile.container
         self._messages = slurm_log(directory, group.name)
         # The lead runs on the first node, together with this process: if it is lost, Slurm requeues the job.
         tasks = sorted(group.tasks, key=lambda task: task is not group.lead)
