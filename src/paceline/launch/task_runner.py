@@ -21,10 +21,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from paceline.errors import UserError, one_line
 from paceline.launch import container
@@ -52,7 +51,7 @@ def prepare(spec: TaskSpec, is_controlled: bool = True) -> int:
     if is_controlled:
         _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM), spec.silence_seconds)
     try:
-        with _wait_for_earlier_runner(spec):
+        with _only_runner(spec):
             TaskFiles(spec).prepare()
     except (StorageError, UserError, OSError, UnicodeError) as error:
         return _report(f"cannot prepare its files: {_message(error)}")
@@ -61,7 +60,7 @@ def prepare(spec: TaskSpec, is_controlled: bool = True) -> int:
 
 def run(spec: TaskSpec, is_controlled: bool = True) -> int:
     files = TaskFiles(spec)
-    with _wait_for_earlier_runner(spec):
+    with _only_runner(spec):
         try:
             files.write_secrets()
         except OSError as error:
@@ -72,28 +71,32 @@ def run(spec: TaskSpec, is_controlled: bool = True) -> int:
             files.remove_secrets()
 
 
-def _wait_for_earlier_runner(spec: TaskSpec) -> IO[str]:
+@contextmanager
+def _only_runner(spec: TaskSpec) -> Iterator[None]:
     """Wait until no other runner of the task runs: one whose connection was lost may still stop its command when the
-    task is started again. Return a file; other runners wait until it is closed."""
+    task is started again."""
+    if spec.silence_seconds is None:
+        yield
+        return
     spec.directory.mkdir(parents=True, exist_ok=True)
-    file = (spec.directory / "lock").open("w")
     # The time is limited, because a file system may keep the lock of a host that has failed.
-    deadline = time.monotonic() + (spec.silence_seconds or 0.0) + spec.grace_seconds + _KILL_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(0.1)
-        except OSError:
-            break  # the file system has no locks
-    return file
+    deadline = time.monotonic() + spec.silence_seconds + spec.grace_seconds + _KILL_SECONDS
+    with (spec.directory / "lock").open("w") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:
+                break  # the file system has no locks
+        yield
 
 
 def _run_command(spec: TaskSpec, files: TaskFiles, is_controlled: bool) -> int:
     stop = _StopRequest()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: stop.set_by_signal())
     processes.adopt_orphans()
     arguments, variables = command_of(spec)
     try:
@@ -138,10 +141,15 @@ class _StopRequest(threading.Event):
     """A request to stop the task, with its time."""
 
     at = math.inf
+    is_signaled = False
 
     def set(self) -> None:
         self.at = min(self.at, time.monotonic())
         super().set()
+
+    def set_by_signal(self) -> None:
+        self.is_signaled = True
+        self.set()
 
 
 def _finish(
@@ -207,10 +215,10 @@ def _watch_input(stop: Callable[[], object], silence_seconds: float | None) -> N
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
+def _stop_when_requested(stop: _StopRequest, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
     stop.wait()
-    with suppress(ProcessLookupError, PermissionError):
-        if command.poll() is None:
+    if command.poll() is None and (spec.forward_sigterm or not stop.is_signaled):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(command.pid, signal.SIGTERM)
     try:
         command.wait(spec.grace_seconds)

@@ -88,7 +88,7 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
     directory = profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, workflow, last_job)
     job = Job(file, directory, "ssh")
     job.record.handles = {host.commands.host.reached_at: shlex.join(host.commands.ssh()) for host in hosts}
-    for note in notes(file, profile, "the hosts of the profile"):
+    for note in notes(file, profile, nodes="the hosts of the profile"):
         console.print(escape(note))
     return coordinate(job, SshTransport(placement, profile, directory), profile.ssh, console, options.follow)
 
