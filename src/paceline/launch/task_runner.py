@@ -1,7 +1,8 @@
-"""Run one task on its node: `python -m paceline.launch.task_runner prepare|run`.
+"""Run one task on its node: `python -m paceline.launch.task_runner prepare|run [FILE]`.
 
-The task is a `TaskSpec`, one line of JSON on standard input. `prepare` makes the directories and files and downloads
-the inputs. `run` runs the command, uploads its checkpoints and outputs, and exits with the exit code of the command.
+The task is a `TaskSpec`: one line of JSON on standard input, or a file where no process controls the task. `prepare`
+makes the directories and files and downloads the inputs. `run` runs the command, uploads its checkpoints and outputs,
+and exits with the exit code of the command.
 
 SIGTERM, or the end of standard input, stops the task: the command receives SIGTERM, and SIGKILL after the grace period,
 in which checkpoints are uploaded too. No process of the task remains.
@@ -19,8 +20,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from paceline.errors import UserError, one_line
+from paceline.launch import container
 from paceline.launch.checkpoint_uploads import CheckpointUpload
 from paceline.launch.engines import processes
 from paceline.launch.engines.task_files import TaskFiles, TaskSpec
@@ -32,14 +35,16 @@ _NOT_FOUND_CODE = 127
 
 
 def main() -> int:
-    spec = TaskSpec.model_validate_json(sys.stdin.buffer.readline())
+    phase, *file = sys.argv[1:]
+    spec = TaskSpec.model_validate_json(Path(file[0]).read_bytes() if file else sys.stdin.buffer.readline())
     # Credentials in the environment are used by transfers too.
     os.environ.update(spec.variables)
-    return prepare(spec) if sys.argv[1] == "prepare" else run(spec)
+    return (prepare if phase == "prepare" else run)(spec, is_controlled=not file)
 
 
-def prepare(spec: TaskSpec) -> int:
-    _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
+def prepare(spec: TaskSpec, is_controlled: bool = True) -> int:
+    if is_controlled:
+        _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         TaskFiles(spec).prepare()
     except (StorageError, UserError, OSError, UnicodeError) as error:
@@ -47,44 +52,50 @@ def prepare(spec: TaskSpec) -> int:
     return 0
 
 
-def run(spec: TaskSpec) -> int:
+def run(spec: TaskSpec, is_controlled: bool = True) -> int:
     files = TaskFiles(spec)
     try:
         files.write_secrets()
     except OSError as error:
         return _report(f"cannot write its credentials: {one_line(error)}")
     try:
-        return _run_command(spec, files)
+        return _run_command(spec, files, is_controlled)
     finally:
         files.remove_secrets()
 
 
-def _run_command(spec: TaskSpec, files: TaskFiles) -> int:
+def _run_command(spec: TaskSpec, files: TaskFiles, is_controlled: bool) -> int:
     stop = _StopRequest()
     for number in SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     processes.adopt_orphans()
+    arguments, variables = command_of(spec)
     try:
         uploads = [CheckpointUpload(each, *files.checkpoint(each)) for each in spec.task.checkpoint]
     except UserError as error:
         return _report(f"its checkpoint cannot be uploaded: {error}")
     try:
+        if spec.container:
+            container.remove(spec.container, spec.directory)
         command = subprocess.Popen(
-            files.command(),
+            arguments,
             cwd=files.work,
-            env=_environment(spec, files),
+            env=os.environ | variables,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
         # ValueError: a null character in an argument or variable.
-        print(f"paceline: cannot start {spec.task.command[0]}: {one_line(error)}", file=sys.stderr)
+        print(f"paceline: cannot start {arguments[0]}: {one_line(error)}", file=sys.stderr)
         return _NOT_FOUND_CODE
-    _watch_input(stop.set)
-    threading.Thread(target=_stop_when_requested, args=(stop, command, spec.grace_seconds), daemon=True).start()
+    if is_controlled:
+        _watch_input(stop.set)
+    threading.Thread(target=_stop_when_requested, args=(stop, command, spec), daemon=True).start()
     for upload in uploads:
         upload.start()
     code = command.wait()
+    if spec.container:
+        container.remove(spec.container, spec.directory)
     # As in a container, nothing of a task continues after its first process.
     processes.kill()
     code = code if code >= 0 else 128 - code
@@ -145,12 +156,17 @@ def _message(error: Exception) -> str:
     return str(error) if isinstance(error, (StorageError, UserError)) else one_line(error)
 
 
-def _environment(spec: TaskSpec, files: TaskFiles) -> dict[str, str]:
-    variables = dict(os.environ)
-    if spec.venv:
-        variables["PATH"] = f"{spec.venv / 'bin'}{os.pathsep}{variables.get('PATH', os.defpath)}"
-    variables.setdefault("PYTHONUNBUFFERED", "1")
-    return variables | files.environment() | {processes.MARK: spec.mark}
+def command_of(spec: TaskSpec) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a task, in a container if the profile has a tool for it, and its environment variables."""
+    files = TaskFiles(spec)
+    variables = {"PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1")} | spec.variables
+    if spec.venv and not spec.container:
+        path = variables.get("PATH", os.environ.get("PATH", os.defpath))
+        variables["PATH"] = f"{spec.venv / 'bin'}{os.pathsep}{path}"
+    variables |= files.environment() | {processes.MARK: spec.mark}
+    if spec.container:
+        return container.wrap(spec.container, spec.task.image, files.command(), spec.directory, variables)
+    return files.command(), variables
 
 
 def _watch_input(stop: Callable[[], object]) -> None:
@@ -164,14 +180,19 @@ def _watch_input(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], grace_seconds: float) -> None:
+def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
     stop.wait()
     with suppress(ProcessLookupError, PermissionError):
         if command.poll() is None:
             os.killpg(command.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        command.wait(grace_seconds)
-    processes.kill()
+    try:
+        command.wait(spec.grace_seconds)
+    except subprocess.TimeoutExpired:
+        if spec.container:
+            # The tool ends with its container.
+            container.remove(spec.container, spec.directory)
+        else:
+            processes.kill()
 
 
 if __name__ == "__main__":

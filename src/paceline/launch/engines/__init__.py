@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "local": "every task is a process on this machine",
+    "kubernetes": "every task is a pod of a JobSet",
+    "osmo": "the osmo command submits the file",
 }
 """The engines and what they do with a task. The module of an engine has its name; see `engine.Engine`."""
 

@@ -20,7 +20,7 @@ from paceline.launch.engines.report import LogPrinter, Report, last_line
 from paceline.launch.engines.task_files import TaskSpec, secret_mounts, secret_variable
 from paceline.launch.engines.task_run import Ending, GroupRun, Job, TaskRun
 from paceline.launch.job_record import State
-from paceline.launch.profile import TaskLimits
+from paceline.launch.profile import ContainerSettings, TaskLimits
 from paceline.launch.spec import Group, Task
 from paceline.launch.task_runner import STORAGE_CODE
 from paceline.launch.workflow import WorkflowFile
@@ -42,6 +42,8 @@ class Transport(Protocol):
     """Directory on the nodes that holds jobs/ and datasets/."""
     venv: Path
     """Virtual environment of the tasks on the nodes."""
+    container: ContainerSettings | None
+    """Container tool of the nodes."""
 
     def reserve(self, group: Group) -> bool:
         """Reserve nodes and GPUs for the tasks of a group. Return False if the group must wait until another one has
@@ -82,6 +84,7 @@ def task_spec(workflow_id: str, group: Group, task: Task, transport: Transport, 
         task=task,
         storage_root=transport.storage_root,
         venv=transport.venv,
+        container=transport.container,
         hosts={other.name: transport.host(other) for other in group.tasks},
         grace_seconds=grace_seconds,
     )

@@ -20,6 +20,7 @@ from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import new_job
 from paceline.launch.profile import Profile
 from paceline.launch.spec import Group, Task, Workflow
+from paceline.launch.task_runner import command_of
 from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
 
 _ENGINE, _HOST = "local", "127.0.0.1"
@@ -41,7 +42,7 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
             lines.append(f"# {group.name}{waits}: {task.name}{lead}")
             lines.append(f"cd {shlex.quote(str(files.work))}")
             values = [f"{name}={value}" for name, value in files.environment().items()]
-            lines.append(shlex.join([*(["env", *values] if values else []), *files.command()]))
+            lines.append(shlex.join([*(["env", *values] if values else []), *command_of(files.spec)[0]]))
     return "\n".join(lines)
 
 
@@ -66,6 +67,7 @@ class LocalTransport:
 
     def __init__(self, workflow: Workflow, profile: Profile, oversubscribe: bool = False):
         self.storage_root, self.venv = profile.storage_root.absolute(), environment(profile)
+        self.container = profile.container
         self._workflow, self._oversubscribe = workflow, oversubscribe
         self._have, self._gpus = Amounts(), list[str]()
         self._reserved = dict[str, Amounts]()

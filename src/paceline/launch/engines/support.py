@@ -77,8 +77,10 @@ def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
 def notes(file: WorkflowFile, profile: Profile) -> list[str]:
     """Return what the engine does not use although the file has it, one line each."""
     workflow = file.workflow
-    images = dict.fromkeys(task.image for task in tasks_of(workflow))
-    found = [f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}"]
+    found = list[str]()
+    if profile.container is None:
+        images = dict.fromkeys(task.image for task in tasks_of(workflow))
+        found.append(f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}")
     platforms = dict.fromkeys(resource.platform for resource in workflow.resources.values() if resource.platform)
     for key, names in (("pool", [workflow.pool] if workflow.pool else []), ("platform", platforms)):
         if names:

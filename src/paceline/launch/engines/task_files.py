@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
+from paceline.launch.profile import ContainerSettings
 from paceline.launch.spec import Checkpoint, Dataset, File, Task
 from paceline.launch.template import TOKEN
 from paceline.run.storage import NothingStoredError, download, matching_files, upload
@@ -27,6 +28,8 @@ class TaskSpec(BaseModel):
     """Directory on the node that holds jobs/ and datasets/."""
     venv: Path | None = None
     """Virtual environment on the node whose programs are first in PATH."""
+    container: ContainerSettings | None = None
+    """Container tool that runs the command in the task's image, in place of the virtual environment."""
     hosts: dict[str, str] = {}
     """Values of {{host:TASK}}."""
     contents: dict[str, bytes] = {}
