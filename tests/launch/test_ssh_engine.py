@@ -265,7 +265,8 @@ IMPATIENT = "rdzv_conf=join_timeout=60,last_call_timeout=3,keep_alive_interval=1
 
 
 def train(site: Site, *values: str) -> subprocess.Popen[bytes]:
-    common = ["num_nodes=2", "num_gpu=0", "memory=1Mi", "storage=1Mi", f"run_dir={site.folder / 'run'}", TRAIN]
+    common = ["num_nodes=2", "num_gpu=0", "memory=1Mi", "storage=1Mi", "tensorboard_port=0", TRAIN]
+    common += [f"run_dir={site.folder / 'run'}"]
     return site.start(WORKFLOWS / "train_policy.yaml", "--set", *common, *values)
 
 
