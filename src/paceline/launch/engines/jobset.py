@@ -206,14 +206,18 @@ class _Pod:
             # A counted failure fails the Job at once, and JobSet starts all tasks of the group again.
             codes = {"containerName": _CONTAINER, "operator": "NotIn", "values": self._codes("RESCHEDULE") or [0]}
             rules = [{"action": "Count", "onPodConditions": disrupted}, {"action": "FailJob", "onExitCodes": codes}]
-        limit = self._job.workflow.timeout.exec_timeout
+        timeout = self._job.workflow.timeout
+        deadline = dict[str, int]()
+        if timeout.exec_timeout is not None:
+            # The time in which a pod waits for a node counts.
+            deadline["activeDeadlineSeconds"] = max(1, math.ceil(timeout.exec_timeout + (timeout.queue_timeout or 0)))
         return {
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
             "backoffLimit": self._job.settings.max_reschedules if self.restarts_alone else 0,
             "podFailurePolicy": {"rules": rules},
-            **({"activeDeadlineSeconds": max(1, math.ceil(limit))} if limit is not None else {}),
+            **deadline,
             "template": {"metadata": {"labels": self._job.labels}, "spec": self._pod_spec()},
         }
 
