@@ -55,7 +55,7 @@ def render(
     """Return the objects of a job. `read` returns the contents of a file with `localpath`. Raise UserError if the files
     of a task are too large."""
     name = dns_label(workflow_id, _LONGEST_JOBSET)
-    job = _Job(workflow, settings, workflow_id, {INSTANCE: name} | workflow.labels, read, {})
+    job = _Job(workflow, settings, workflow_id, workflow.labels | {INSTANCE: name}, read, {})
     group_of = group_by_task(workflow)
     needs = {group.name: upstream(group, group_of) for group in workflow.task_groups}
     parts = dict[str, list[Group]]()
