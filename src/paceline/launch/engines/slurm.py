@@ -121,18 +121,18 @@ class _Facts:
     state: str = "UNKNOWN"
     time: str = ""
     nodes: str = ""
-    restarts: str = ""
+    requeues: str = ""
     reason: str = "Slurm has no record of the job"
 
 
 def _facts(job: JobRecord) -> dict[str, _Facts]:
     """Return the facts about the Slurm jobs, by group."""
-    ids, found = job.handles.values(), dict[str, _Facts]()
+    ids, found = _ids(job), dict[str, _Facts]()
     columns = ("JobID", "State", "TimeUsed", "NodeList", "RestartCnt", "Reason")
     query = f"--Format={','.join(f'{name}:|' for name in columns)}"
     queue = _lines("squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", query)
-    for number, *values, _ in (line.split("|") for line in queue):
-        found[number] = _Facts(*values)
+    for number, *values, reason, _ in (line.split("|") for line in queue):
+        found[number] = _Facts(*values, reason if reason != "None" else "")
     if missing := [number for number in ids if number not in found]:
         # squeue forgets a job some minutes after its end.
         query = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State,Elapsed,NodeList")
@@ -142,33 +142,30 @@ def _facts(job: JobRecord) -> dict[str, _Facts]:
     return {group: found.get(number, _Facts()) for group, number in job.handles.items()}
 
 
+def _ids(job: JobRecord) -> list[str]:
+    """Return the IDs of the Slurm jobs. Raise UserError if a group was not submitted."""
+    if missing := {task.group for task in job.tasks.values()} - job.handles.keys():
+        names = ", ".join(sorted(missing))
+        raise UserError(f"Slurm has refused the groups {names} of {job.workflow_id}, and nothing of it runs")
+    return [*job.handles.values()]
+
+
 def status(job: JobRecord, console: Console) -> int:
     """Print the state of the Slurm jobs and of their tasks."""
     facts = _facts(job)
-    columns = (
-        "task",
-        "group",
-        "Slurm job",
-        "job state",
-        "node",
-        "task state",
-        "exit code",
-        "time",
-        "restarts",
-        "reason",
-    )
-    table = Table(*columns, box=None, header_style="bold")
-    for group, number in job.handles.items():
-        start, fact = newest_start(job.directory, group), facts[group]
-        for name, waiting in job.tasks.items():
-            if waiting.group != group:
-                continue
-            task = start.tasks[name] if start else waiting
-            code = "" if task.exit_code is None else str(task.exit_code)
-            reason = task.reason or ("" if fact.reason == "None" else fact.reason)
-            values = (task.host, str(task.state), code, fact.time, fact.restarts, reason)
-            table.add_row(*map(Text, (name + " (lead)" * task.lead, group, number, fact.state, *values)))
+    columns = ("task", "Slurm job", "state", "node", "task state", "exit code", "time", "requeues")
+    table, reasons = Table(*columns, box=None, header_style="bold"), list[str]()
+    for name, waiting in job.tasks.items():
+        start, fact = newest_start(job.directory, waiting.group), facts[waiting.group]
+        task = start.tasks[name] if start else waiting
+        code = "" if task.exit_code is None else str(task.exit_code)
+        values = (job.handles[waiting.group], fact.state, task.host, task.state, code, fact.time, fact.requeues)
+        table.add_row(*map(Text, (name + " (lead)" * task.lead, *values)))
+        if reason := task.reason or fact.reason:
+            reasons.append(f"{name}: {reason}")
     console.print(table)
+    for reason in reasons:
+        console.print(escape(reason))
     return 0
 
 
@@ -186,9 +183,9 @@ def logs(job: JobRecord, task: str | None, follow: bool) -> int:
 
 def cancel(job: JobRecord) -> int:
     """Cancel all Slurm jobs and wait until they have ended."""
-    numbers = ", ".join(job.handles.values())
-    print(f"Canceling the Slurm jobs {numbers} of {job.workflow_id}.", flush=True)
-    _call("scancel", *job.handles.values())
+    ids = _ids(job)
+    print(f"Canceling the Slurm jobs {', '.join(ids)} of {job.workflow_id}.", flush=True)
+    _call("scancel", *ids)
     deadline = time.monotonic() + _CANCEL_SECONDS
     for facts in _poll(job):
         if time.monotonic() > deadline:

@@ -82,8 +82,8 @@ class SlurmTransport:
         tasks = sorted(group.tasks, key=lambda task: task is not group.lead)
         self._hosts = {task.name: node for task, node in zip(tasks, nodes, strict=True)}
         self._is_reserved = False
-        # With cgroups, Slurm sends SIGTERM to the first process of a step only; otherwise to all processes.
-        self._forward_sigterm = "proctrack/cgroup" in _call("scontrol", "show", "config")
+        # With this plugin, Slurm sends SIGTERM to all processes of a step; with others, to the task runner only.
+        self._forward_sigterm = "proctrack/linuxproc" not in _call("scontrol", "show", "config")
 
     def reserve(self, group: Group) -> bool:
         if self._is_reserved:
