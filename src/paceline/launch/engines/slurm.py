@@ -131,8 +131,8 @@ def _facts(job: JobRecord) -> dict[str, _Facts]:
     columns = ("JobID", "State", "TimeUsed", "NodeList", "RestartCnt", "Reason")
     query = f"--Format={','.join(f'{name}:|' for name in columns)}"
     queue = _lines("squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", query)
-    for number, *values, reason, _ in (line.split("|") for line in queue):
-        found[number] = _Facts(*values, reason if reason != "None" else "")
+    for number, state, used, nodes, requeues, reason, _ in (line.split("|") for line in queue):
+        found[number] = _Facts(state, used, nodes, requeues, reason if reason != "None" else "")
     if missing := [number for number in ids if number not in found]:
         # squeue forgets a job some minutes after its end.
         query = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State,Elapsed,NodeList")
