@@ -157,7 +157,7 @@ def status(job: JobRecord, console: Console) -> int:
     table, reasons = Table(*columns, box=None, header_style="bold"), list[str]()
     for name, waiting in job.tasks.items():
         start, fact = newest_start(job.directory, waiting.group), facts[waiting.group]
-        task = start.tasks[name] if start else waiting
+        task = start.tasks[name] if start and fact.state != "PENDING" else waiting
         code = "" if task.exit_code is None else str(task.exit_code)
         values = (job.handles[waiting.group], fact.state, task.host, task.state, code, fact.time, fact.requeues)
         table.add_row(*map(Text, (name + " (lead)" * task.lead, *values)))
