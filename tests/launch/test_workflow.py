@@ -15,7 +15,7 @@ from paceline.launch.workflow import WorkflowFile, parse_workflow, read_workflow
 from tests.fuzz.guard import cases, harmless
 
 FILE = Path("file.yaml")
-SHIPPED = ("train_one_node.yaml", "train_policy.yaml", "train_then_export.yaml")
+SHIPPED = ("train_cameras.yaml", "train_one_node.yaml", "train_policy.yaml", "train_then_export.yaml")
 # The structure of OSMO's example of training on several nodes.
 MULTI_NODE = """\
 # One lead and several workers.

@@ -47,8 +47,8 @@ class LaunchArguments:
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None
-    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_one_node.yaml,
-    train_policy.yaml and train_then_export.yaml."""
+    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_cameras.yaml,
+    train_one_node.yaml, train_policy.yaml and train_then_export.yaml."""
 
 
 def launch(argv: list[str], console: Console) -> int:
