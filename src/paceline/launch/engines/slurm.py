@@ -196,14 +196,17 @@ def cancel(job: JobRecord) -> int:
 
 
 def tensorboard(job: JobRecord) -> int:
-    """Print the address of the job's TensorBoard, and the command that opens a tunnel to it."""
+    """Print the node and port of the job's TensorBoard, and the command that opens a tunnel to it."""
     name, port = tensorboard_task(job)
     start = newest_start(job.directory, job.tasks[name].group)
     if start is None or start.tasks[name].state != State.RUNNING:
         raise UserError(f"the task {name} of {job.workflow_id} does not run; see paceline status {job.workflow_id}")
     host = start.tasks[name].host
-    print(f"http://{host}:{port}")
-    print(f"From a machine that does not reach {host} itself: ssh -N -L {port}:localhost:{port} {host}")
+    print(
+        f"TensorBoard of {job.workflow_id} runs on port {port} of {host}. Open a tunnel from a machine that reaches it:"
+    )
+    print(f"  ssh -N -L {port}:127.0.0.1:{port} {host}")
+    print(f"and then http://127.0.0.1:{port}")
     return 0
 
 
