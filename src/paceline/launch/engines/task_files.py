@@ -41,6 +41,9 @@ class TaskSpec(BaseModel):
     """Contents of the credentials that the task reads as files, by the name of the credential."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+    silence_seconds: float | None = None
+    """Time without data on standard input after which the connection to the launching machine is lost, s. The task is
+    then stopped. None: only the end of standard input stops it."""
     forward_sigterm: bool = True
     """Forward a SIGTERM of the task runner to the command. False if the engine sends SIGTERM to all processes of the
     task: at the second one, torch's elastic agent ends without waiting for the checkpoint of its ranks."""
@@ -191,8 +194,8 @@ class TaskFiles:
         return self.work / self.resolve(checkpoint.path), self.resolve(checkpoint.url)
 
     def _dataset(self, dataset: Dataset) -> Path:
-        """Return the directory of a dataset NAME:VERSION. NAME and NAME:latest are the newest version, or version 0, which
-        does not exist, if there is none."""
+        """Return the directory of a dataset NAME:VERSION. NAME and NAME:latest are the newest version, or version 0 if
+        there is none."""
         name, _, version = self.resolve(dataset.name).partition(":")
         versions = [int(place.name) for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
         return self._datasets / name / (str(max(versions, default=0)) if version in ("", "latest") else version)
