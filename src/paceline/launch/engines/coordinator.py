@@ -6,7 +6,7 @@ The engine provides a `Transport`, which starts the task runner (paceline.launch
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -71,6 +71,11 @@ class Transport(Protocol):
         """Request the task runner to stop its task: by SIGTERM, or by the end of its standard input."""
         ...
 
+    def failure(self, spec: TaskSpec) -> str:
+        """Return why the process of a task has ended, if it is not because the task runner has ended; "" if it is. An
+        example is a lost host."""
+        ...
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         """Kill the task runner and all processes of its task, also those that remain after the end of the runner, and
         wait until they have ended."""
@@ -105,7 +110,7 @@ def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Cons
     all groups have completed, 1 if one has failed, and 130 after an interruption."""
     coordinator = Coordinator(job, transport, limits, console, follow)
     notice = "Stopping all tasks. Press Ctrl-C again to kill them."
-    with Interrupts(notice=notice, before_exit=coordinator.kill) as stop:
+    with Interrupts(notice=notice, before_exit=coordinator.abort) as stop:
         try:
             return coordinator.run(stop)
         finally:
@@ -123,10 +128,21 @@ class Coordinator:
         for run in self._job.tasks.values():
             self._kill(run)
 
+    def abort(self) -> None:
+        """Kill all tasks at once, from the thread that handles signals."""
+        self.kill()
+        for run in self._job.tasks.values():
+            if run.state in (State.PREPARING, State.RUNNING):
+                run.end(State.STOPPED, None, "killed")
+        self._job.record.status = "interrupted"
+        self._save()
+
     def _kill(self, run: TaskRun) -> None:
-        if run.process and run.spec:
-            self._transport.kill(run.process, run.spec)
-            run.process.wait()
+        # The thread that handles signals may call this at the same time.
+        process = run.process
+        if process and run.spec:
+            self._transport.kill(process, run.spec)
+            process.wait()
 
     def run(self, stop: Interrupts) -> int:
         job, record = self._job, self._job.record
@@ -157,7 +173,9 @@ class Coordinator:
 
     def _save(self) -> None:
         self._job.record.groups = {group.group.name: group.state for group in self._job.groups}
-        self._job.record.save()
+        # A full disk must not end the tasks.
+        with suppress(OSError):
+            self._job.record.save()
 
     def _step(self, group: GroupRun, stopping: bool) -> None:
         if group.state == State.WAITING:
@@ -204,20 +222,29 @@ class Coordinator:
 
     def _check_tasks(self, group: GroupRun) -> None:
         """Act on the end of processes."""
+        preparing = [run for run in group.tasks if run.state == State.PREPARING]
+        for run in preparing:
+            if code := _exit_code(run):
+                self._preparation_failed(group, run, code)
         # With a barrier, no command is started before the files of all tasks are ready.
-        is_preparing = any(run.state == State.PREPARING and _exit_code(run) is None for run in group.tasks)
+        is_ready = not group.group.barrier or all(_exit_code(run) is not None for run in preparing if run.is_active)
         for run in group.tasks:
             code = _exit_code(run)
             if code is None or group.ending:
                 continue
             if run.state == State.RUNNING:
                 self._task_ended(group, run, code)
-            elif code:
-                run.end(State.FAILED, None, _reason(run, code) or f"cannot prepare its files: exit code {code}")
-                alone = any(other.state == State.RUNNING for other in group.tasks)
-                self._failed(group, run, is_fatal=group.group.barrier and not alone)
-            elif not (is_preparing and group.group.barrier):
+            elif is_ready:
                 self._run(group, run)
+
+    def _preparation_failed(self, group: GroupRun, run: TaskRun, code: int) -> None:
+        assert run.spec
+        failure = self._transport.failure(run.spec)
+        if failure and run.task.action(code) == "RESCHEDULE":
+            return self._reschedule(group, run, code, failure)
+        run.end(State.FAILED, None, failure or _reason(run, code) or f"cannot prepare its files: exit code {code}")
+        is_first_start = not any(other.state == State.RUNNING for other in group.tasks)
+        self._failed(group, run, is_fatal=group.group.barrier and is_first_start)
 
     def _run(self, group: GroupRun, run: TaskRun) -> None:
         assert run.spec
@@ -232,15 +259,17 @@ class Coordinator:
         if reason := _reason(run, code):
             run.end(State.FAILED, None, reason)
             return self._failed(group, run)
+        assert run.spec
+        cause = self._transport.failure(run.spec) or f"exit code {code}"
         match run.task.action(code):
             case "COMPLETE":
                 run.end(State.COMPLETED, code)
                 if run is group.lead:
                     self._end(group, State.COMPLETED, "the lead has completed", _FINISH_SECONDS)
             case "RESCHEDULE":
-                self._reschedule(group, run, code)
+                self._reschedule(group, run, code, cause)
             case _:
-                run.end(State.FAILED, code, f"exit code {code}")
+                run.end(State.FAILED, code, cause)
                 self._failed(group, run)
 
     def _failed(self, group: GroupRun, run: TaskRun, is_fatal: bool = False) -> None:
@@ -249,14 +278,14 @@ class Coordinator:
         elif is_fatal or not group.group.ignoreNonleadStatus:
             self._end(group, State.FAILED, f"{run.task.name} has failed")
 
-    def _reschedule(self, group: GroupRun, run: TaskRun, code: int) -> None:
+    def _reschedule(self, group: GroupRun, run: TaskRun, code: int, cause: str) -> None:
         limit = self._limits.max_reschedules
         if run.restarts >= limit:
             name = f"{self._job.record.engine}.max_reschedules"
-            run.end(State.FAILED, code, f"exit code {code} after {limit} restarts ({name})")
+            run.end(State.FAILED, code, f"{cause}, after {limit} restarts ({name})")
             return self._failed(group, run)
         run.restarts += 1
-        run.end(State.WAITING, code, f"exit code {code}: it is started again")
+        run.end(State.WAITING, code, f"{cause}: it is started again")
         if run is group.lead or not group.group.ignoreNonleadStatus:
             self._end(group, State.RUNNING, f"{run.task.name} is started again")
         else:
