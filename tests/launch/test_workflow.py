@@ -122,8 +122,13 @@ def test_values_become_numbers_or_stay_strings():
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("values", [[], ["num_gpu=0", "ranks_per_node=2"]])
 def test_the_files_of_paceline_are_valid(name: str, values: list[str]):
-    file = read_workflow(Path(str(resources.files("paceline") / "workflows" / name)), values)
-    assert file.workflow.task_groups[0].lead.image == "paceline"
+    url, credentials = "checkpoint_url=s3://bucket/{{workflow_id}}", "credentials={s3: {AWS_SECRET_ACCESS_KEY: key}}"
+    file = read_workflow(Path(str(resources.files("paceline") / "workflows" / name)), values, [url, credentials])
+    lead = file.workflow.task_groups[0].lead
+    assert lead.image == "paceline"
+    assert lead.environment["TENSORBOARD_PORT"] == "6006"
+    assert lead.credentials == {"s3": {"AWS_SECRET_ACCESS_KEY": "key"}}
+    assert "--mirror s3://bucket/{{workflow_id}}" in (lead.files[0].contents or "")
 
 
 def test_the_folder_of_the_repository_is_that_of_the_package():

@@ -51,9 +51,11 @@ def _unsupported_resources(workflow: Workflow) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported(task: Task) -> Iterator[tuple[str, str]]:
-    datasets = [place.dataset for place in (*task.inputs, *task.outputs)]
-    for dataset in filter(None, (*datasets, *(output.update_dataset for output in task.outputs))):
+    stored = [output.dataset or output.update_dataset for output in task.outputs]
+    for dataset in filter(None, (*(given.dataset for given in task.inputs), *stored)):
         yield from _unsupported_dataset(dataset)
+        if dataset in stored and ":" in dataset.name:
+            yield "dataset.name", f"{dataset.name[:80]!r}: an output becomes the next version; remove the version"
     if task.kpis:
         yield "kpis", "remove it"
     if task.volumeMounts:
