@@ -54,8 +54,9 @@ class TaskFiles:
             case "host":
                 return "127.0.0.1"
             case _:
-                names = [given.task for given in self.task.inputs]
-                return str(self.input(names.index(name) if name in names else int(name)))
+                names = [given.name for given in self.task.inputs]
+                index = names.index(name) if name in names else int(name) if name.isdecimal() else len(names)
+                return str(self.input(index)) if index < len(names) else token[0]
 
     def _place(self, file: File) -> Path:
         return self.directory / "files" / file.path.lstrip("/") if file.path.startswith("/") else self.work / file.path
