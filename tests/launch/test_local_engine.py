@@ -1,90 +1,17 @@
 """Workflows on this machine, with real processes."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from paceline.launch.engines.processes import MARK
 from tests.distributed.ranks import free_port
 from tests.forked import paceline
-from tests.signals import DEFAULT_SIGNALS
+from tests.launch.workflows import SECONDS, group, launch, log, marked, result, start, states, task, wait_for, workflow
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"
 SMALL = "train_options=--num-envs 6 --ppo.horizon 8 --ppo.hidden 8 --logger none --checkpoint-every 5"
-SECONDS = 90.0
-
-
-def task(name: str, script: str, *lines: str) -> str:
-    """Return a task that runs a script of bash."""
-    text = "".join(f"        {line}\n" for line in script.strip().splitlines())
-    more = "".join(f"    {line}\n" for line in lines)
-    return f"  - name: {name}\n    image: image\n    command: [bash, -euc]\n    args:\n      - |\n{text}{more}"
-
-
-def workflow(*tasks: str, head: str = "") -> str:
-    return f"version: 2\nworkflow:\n  name: test\n{head}  tasks:\n{''.join(tasks)}"
-
-
-def group(*tasks: str, keys: str = "") -> str:
-    text = "".join(f"  {line}\n" for part in tasks for line in part.splitlines())
-    return f"version: 2\nworkflow:\n  name: test\n  groups:\n  - name: together\n{keys}    tasks:\n{text}"
-
-
-def launch(text: str, folder: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    (folder / "file.yaml").write_text(text)
-    return paceline("launch", "file.yaml", *argv, cwd=folder, **{"XDG_CONFIG_HOME": str(folder)} | environment)
-
-
-def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", "launch", *argv],
-        cwd=folder,
-        env=os.environ | {"XDG_CONFIG_HOME": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def result(folder: Path, job: str = "test-1") -> dict[str, Any]:
-    return json.loads((folder / "jobs" / job / "result.json").read_text())
-
-
-def states(folder: Path, job: str = "test-1") -> dict[str, tuple[str, int | None]]:
-    return {name: (found["state"], found["exit_code"]) for name, found in result(folder, job)["tasks"].items()}
-
-
-def log(folder: Path, name: str) -> str:
-    return (folder / "jobs" / "test-1" / f"{name}.log").read_text()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
-def marked(folder: Path, name: str = "") -> list[psutil.Process]:
-    """Return the processes of the tasks whose working directory is below a folder."""
-    found = list[psutil.Process]()
-    for process in psutil.process_iter():
-        try:
-            mark = process.environ().get(MARK)
-            if mark and mark.endswith(name) and Path(process.cwd()).is_relative_to(folder):
-                found.append(process)
-        except psutil.Error:
-            pass
-    return found
 
 
 def test_a_task_reads_the_output_of_another_and_its_output_is_copied(tmp_path: Path):
@@ -122,12 +49,28 @@ def test_datasets_are_versioned_folders(tmp_path: Path):
     versions = tmp_path / "datasets" / "numbers"
     assert sorted(place.name for place in versions.iterdir()) == ["1", "2"]
     read = [
-        task("newest", "cat {{input:0}}/x", "inputs:", "- dataset: {name: numbers}"),
-        task("older", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
+        task("newest", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: numbers}"),
+        task("older", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
     ]
     assert launch(workflow(*read), tmp_path).returncode == 0
     for name, version in (("newest", "2"), ("older", "1")):
         assert (tmp_path / "jobs" / "test-3" / f"{name}.log").read_text() == (versions / version / "x").read_text()
+
+
+def test_a_task_reads_the_output_of_an_earlier_job(tmp_path: Path):
+    assert launch(workflow(task("write", "echo given >{{output}}/x")), tmp_path).returncode == 0
+    read = task("read", "cat {{input:0}}/x {{input:write}}/x", "inputs:", "- task: test-1:write")
+    assert launch(workflow(read), tmp_path).returncode == 0
+    assert (tmp_path / "jobs" / "test-2" / "read.log").read_text() == "given\ngiven\n"
+
+
+def test_a_token_without_a_value_is_a_warning_of_a_dry_run_and_refused_otherwise(tmp_path: Path):
+    text = workflow(task("one", "echo {{host:other}}"))
+    dry = launch(text, tmp_path, "--dry-run")
+    assert (dry.returncode, "echo {{host:other}}" in dry.stdout) == (0, True)
+    assert "file.yaml:10: task one: {{host:other}}: unknown task" in dry.stderr
+    done = launch(text, tmp_path)
+    assert (done.returncode, "file.yaml:10: task one: {{host:other}}" in done.stderr) == (2, True)
 
 
 def test_a_failed_task_is_reported_and_what_needs_it_is_skipped(tmp_path: Path):
@@ -193,8 +136,10 @@ def test_a_killed_worker_is_started_again_alone(tmp_path: Path):
 
 
 def test_a_lead_that_is_started_again_restarts_its_group_and_keeps_its_output(tmp_path: Path):
-    lead = "if [ -e {{output}}/once ]; then sleep 0.5; exit 7; fi; touch {{output}}/once; sleep 0.5; exit 4"
-    worker = task("worker", "echo start; sleep 1000")
+    up = tmp_path / "up"
+    lead = f"until [ -e {up} ]; do sleep 0.05; done; rm {up}; [ ! -e {{{{output}}}}/once ] || exit 7"
+    lead = f"{lead}; touch {{{{output}}}}/once; exit 4"
+    worker = task("worker", f"echo start; touch {up}; sleep 1000")
     done = launch(
         group(task("lead", lead, "lead: true", "exitActions: {RESCHEDULE: 4, COMPLETE: 7}"), worker), tmp_path
     )
@@ -226,11 +171,19 @@ REFUSED = {
     "CPUs": ("", "  resources: {default: {cpu: 1e5}}\n", ["1e+05 CPUs", "--oversubscribe"]),
     "GPUs": ("", "  resources: {default: {gpu: 1000}}\n", ["1000 GPUs", "--oversubscribe"]),
     "memory": ("", "  resources: {default: {memory: 1000Ti}}\n", ["GiB of memory", "--oversubscribe"]),
-    "a URL of another kind": ("outputs: [{url: 's3://bucket/x'}]", "", ["outputs", "s3://bucket/x", "file:///"]),
-    "a checkpoint": ("checkpoint: [{path: a, url: 'file:///a', frequency: 1m}]", "", ["does not support checkpoint"]),
+    "a URL of another kind": ("outputs: [{url: 'ftp://host/x'}]", "", ["outputs: unknown URL scheme 'ftp'"]),
+    "a secret in a URL": ("inputs: [{url: 's3://a:b@c/x'}]", "", ["inputs: a s3:// URL contains credentials"]),
+    "a URL that is none": (
+        "checkpoint: [{path: a, url: 's3://[', frequency: 1m}]",
+        "",
+        ["checkpoint: a URL is invalid"],
+    ),
+    "nodes": ("", "  resources: {default: {nodesExcluded: [a]}}\n", ["does not support nodesExcluded"]),
+    "topology": ("", "  resources: {default: {topology: [{key: a}]}}\n", ["does not support topology"]),
     "mounts": ("volumeMounts: [/a]", "", ["does not support volumeMounts"]),
     "privileges": ("privileged: true", "", ["does not support privileged"]),
-    "a secret as a file": ("credentials: {key: /path}", "", ["does not support credentials.key"]),
+    "a secret as a file that is not set": ("credentials: {my-key: /path}", "", ["environment variable MY_KEY"]),
+    "a secret at a relative path": ("credentials: {key: path}", "", ["does not support credentials.key"]),
     "a secret that is not set": ("credentials: {key: {MY_SECRET: k}}", "", ["environment variable MY_SECRET"]),
     "a missing file": ("files: [{path: a, localpath: nothing}]", "", ["localpath nothing", "no such file"]),
     "a file outside of the directory": ("files: [{path: ../a, contents: b}]", "", ["../a", "must not contain .."]),
@@ -284,7 +237,8 @@ def test_ctrl_c_ends_all_tasks_and_leaves_nothing(tmp_path: Path):
     process = start(tmp_path, "file.yaml")
     try:
         wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
-        assert len(marked(tmp_path)) == 6
+        # The task runner and three processes of each task.
+        assert len(marked(tmp_path)) == 8
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=SECONDS)
     finally:

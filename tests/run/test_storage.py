@@ -42,6 +42,20 @@ def test_a_directory_is_the_same_after_upload_and_download(source: Path, url: st
     assert _content(tmp_path / "copy") == _content(source)
 
 
+def test_only_files_that_match_are_transferred(source: Path, url: str, tmp_path: Path):
+    (source / ".hidden").touch()
+    upload(source, url, regex=".*large|.hidden")
+    assert Folder(url).listing() == [".hidden", "sub/large"]
+    download(url, tmp_path / "copy", regex=r"^\.")
+    assert set(_content(tmp_path / "copy")) == {".hidden"}
+
+
+def test_the_url_of_a_file_is_downloaded_to_a_directory(source: Path, url: str, tmp_path: Path):
+    upload(source, url)
+    download(f"{url}/sub/large", tmp_path / "copy")
+    assert _content(tmp_path / "copy") == {"large": (source / "sub" / "large").read_bytes()}
+
+
 def test_an_uploaded_file_replaces_the_stored_one_and_can_be_deleted(source: Path, url: str):
     folder = Folder(url)
     first = folder.upload(source / "empty", "name")
@@ -91,6 +105,8 @@ def test_a_folder_without_files_is_not_downloaded(url: str, tmp_path: Path):
         ("memory://run/a", "unknown URL scheme 'memory'"),
         ("s3://bucket", "names no folder"),
         ("file://runs/a", "three slashes"),
+        ("s3://[hidden/run", "a URL is invalid"),
+        ("file:///hidden\0", "a URL is invalid"),
     ],
 )
 def test_an_invalid_url_is_refused_without_repeating_a_secret(url: str, message: str):

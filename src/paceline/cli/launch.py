@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,7 +12,8 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
 from paceline.errors import UserError, unknown
-from paceline.launch.engines import local
+from paceline.launch.engines import ENGINES, engine
+from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.profile import read_profile
 from paceline.launch.workflow import read_workflow
 from paceline.run.config import option
@@ -33,13 +34,16 @@ class LaunchArguments:
     is one, and a string otherwise."""
     set_string: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
     """Values of variables of the file that stay strings, also if they are numbers."""
-    on: Literal["local"] = "local"
+    on: Annotated[str, option("|".join(ENGINES))] = "local"
     """Engine that runs the workflow. local: every task is a process on this machine."""
     profile: Annotated[Path | None, option("FILE")] = None
     """File with the settings of this site. The default is ~/.config/paceline/profile.yaml, if it exists, or
     paceline/profile.yaml in $XDG_CONFIG_HOME."""
     dry_run: Annotated[bool, FlagCreatePairsOff] = False
-    """Check the file, print the rendered workflow and the commands of its tasks, and start nothing."""
+    """Check the file, print what would be submitted, and start nothing. This machine is not checked."""
+    follow: Annotated[bool, FlagCreatePairsOff] = False
+    """Print the output of the tasks, with the name of the task before each line. Otherwise a table of the tasks is
+    shown."""
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None
@@ -56,17 +60,17 @@ def launch(argv: list[str], console: Console) -> int:
         raise UserError(
             f"no workflow file given: use paceline launch FILE, or --copy with one of {', '.join(sorted(_shipped()))}"
         )
+    chosen = engine(arguments.on)
     profile = read_profile(arguments.profile)
     file = read_workflow(arguments.file, arguments.set, arguments.set_string)
-    if file.unresolved and not arguments.dry_run:
+    if file.unresolved and not arguments.dry_run and arguments.on != "osmo":
         raise UserError(file.unresolved[0])
     if arguments.dry_run:
         for message in file.unresolved:
             print(f"paceline: warning: {message}; without --dry-run this is an error", file=sys.stderr)
-        commands = local.describe(file, profile)
-        print(f"{file.text.rstrip()}\n\n{commands}")
+        print(chosen.describe(file, profile))
         return 0
-    return local.run(file, profile, console, arguments.oversubscribe)
+    return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe, arguments.follow))
 
 
 def _join_repeated(argv: list[str], options: tuple[str, ...]) -> list[str]:

@@ -14,6 +14,10 @@ from paceline.process import streams
 _COMMANDS = {
     "train": "train",
     "launch": "launch",
+    "status": "jobs",
+    "logs": "jobs",
+    "cancel": "jobs",
+    "tensorboard": "jobs",
     "tasks": "commands",
     "play": "commands",
     "export": "commands",
@@ -24,6 +28,7 @@ OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJo
 
   paceline train TASK     Train a policy, or continue a run with --resume RUN.
   paceline launch FILE    Run a workflow file: training on several nodes, or several tasks.
+  paceline status JOB     Show a job of paceline launch; logs, cancel and tensorboard are similar.
   paceline tasks          List the tasks.
   paceline play RUN       Record a video of a trained policy.
   paceline export RUN     Export a trained policy as ONNX or TorchScript.

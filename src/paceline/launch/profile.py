@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -18,13 +18,61 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class LocalSettings(Section):
-    """Settings of the engine `local`."""
+class TaskLimits(Section):
+    """Settings of all engines that start the tasks themselves."""
 
     grace_seconds: Annotated[float, Ge(0), Le(3600)] = 30.0
     """Time between SIGTERM and SIGKILL when a task is stopped, s; from 0 to 3600."""
     max_reschedules: Annotated[int, Ge(0), Le(1000)] = 10
     """Number of times that a task or group may be started again by the exit action RESCHEDULE, from 0 to 1000."""
+
+
+class LocalSettings(TaskLimits):
+    """Settings of the engine `local`."""
+
+
+class KubernetesSettings(TaskLimits):
+    """Settings of the engine `kubernetes`."""
+
+    context: str | None = None
+    """Context of kubectl's configuration. The default is kubectl's current context."""
+    namespace: str = "default"
+    """Namespace of the job."""
+    storage_claim: str | None = None
+    """PersistentVolumeClaim that is the storage root of all pods, with the access mode ReadWriteMany. Without it, the
+    output directory of a task is lost with its pod, and no task can read the output of another one."""
+    storage_secret: str | None = None
+    """Secret whose keys become environment variables of the tasks, for example AWS_ACCESS_KEY_ID, for URLs."""
+    image_pull_secret: str | None = None
+    """Secret with the login of the image registry."""
+    service_account: str | None = None
+    """Service account of the pods. The default is that of the namespace."""
+    fs_group: Annotated[int, Ge(0)] | None = None
+    """Group ID that owns the storage claim, for images that do not run as root."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """Name of the GPUs among the resources of a node."""
+    node_selector: dict[str, str] = {}
+    """Labels that the nodes of all tasks must have."""
+    platforms: dict[str, dict[str, str]] = {}
+    """Labels of nodes for each `platform` of the resources of a workflow."""
+    tolerations: list[dict[str, Any]] = []
+    """Tolerations of all pods, as in a pod's specification."""
+
+
+class OsmoSettings(Section):
+    """Settings of the engine `osmo`."""
+
+    pool: str | None = None
+    """Pool to which workflows are submitted. The default is that of the file, or of the user's OSMO profile."""
+
+
+class ContainerSettings(Section):
+    """Container tool that runs each task in its image, for the engines that start tasks themselves."""
+
+    tool: Literal["podman", "docker", "apptainer"]
+    """Program that runs containers."""
+    options: list[str] = []
+    """Further options of `podman run`, `docker run` or `apptainer exec`, for example --volume=/data:/data."""
 
 
 class Profile(Section):
@@ -35,6 +83,10 @@ class Profile(Section):
     environment: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     """Virtual environment whose programs the tasks use. The default is the one in which Paceline runs."""
     local: LocalSettings = LocalSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    osmo: OsmoSettings = OsmoSettings()
+    container: ContainerSettings | None = None
+    """Without it, tasks run in `environment`, and their images are not used."""
 
 
 def default_path() -> Path:

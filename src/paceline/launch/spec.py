@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
@@ -143,10 +144,13 @@ class Input(Spec):
         return (self.task or "").rpartition(":")[2]
 
     @property
-    def earlier_task(self) -> tuple[str, str] | None:
-        """Workflow ID and name of a task of an earlier job, or None."""
-        workflow_id, separator, task = (self.task or "").partition(":")
-        return (workflow_id, task) if separator else None
+    def is_earlier(self) -> bool:
+        """Whether the input is the output of a task of an earlier job."""
+        return ":" in (self.task or "")
+
+    def source(self, workflow_id: str) -> PurePosixPath:
+        """Return the path of the output of the task, relative to the directory jobs/."""
+        return PurePosixPath((self.task or "").rpartition(":")[0] or workflow_id) / self.name / "output"
 
 
 class Output(Spec):

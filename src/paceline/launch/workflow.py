@@ -26,6 +26,10 @@ class WorkflowFile:
     workflow: Workflow
     text: str
     """The file with the rendered `workflow` section."""
+    set_values: tuple[str, ...] = ()
+    """Values of `--set`, each NAME=VALUE."""
+    set_strings: tuple[str, ...] = ()
+    """Values of `--set-string`, each NAME=VALUE."""
     unresolved: tuple[str, ...] = ()
     """Messages about tokens that name no task of the group and no input. OSMO keeps their text."""
 
@@ -45,6 +49,7 @@ def parse_workflow(
     text: str, path: Path, set_values: Iterable[str] = (), set_strings: Iterable[str] = ()
 ) -> WorkflowFile:
     """Parse the text of a workflow file; `path` names it in errors."""
+    set_values, set_strings = tuple(set_values), tuple(set_strings)
     if found := template.RESERVED.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise UserError(f"{path}:{line}: the character {shown(found[0])} is reserved; remove it")
@@ -74,7 +79,8 @@ def parse_workflow(
         start = document.error(("workflow", *location), message).line
         line = next((number for number, text in enumerate(lines[start - 1 :], start) if token in text), start)
         unresolved.append(f"{place(line)}: {message}")
-    return WorkflowFile(path, workflow, "version: 2\n" + "\n".join(lines), tuple(unresolved))
+    text = "version: 2\n" + "\n".join(lines)
+    return WorkflowFile(path, workflow, text, set_values, set_strings, tuple(unresolved))
 
 
 def _sections(text: str, path: Path) -> dict[str, tuple[int, str]]:
@@ -239,7 +245,7 @@ def _task_problems(task: Task, workflow: Workflow, group_of: dict[str, Group]) -
     for index, given in enumerate(task.inputs):
         if len({"task", "url", "dataset"} & given.model_fields_set) != 1:
             yield ("inputs", index), "an input needs exactly one of task, url and dataset"
-        elif given.task is None or given.earlier_task:
+        elif given.task is None or given.is_earlier:
             continue
         elif given.task not in group_of:
             yield ("inputs", index, "task"), str(unknown("task", given.task, group_of))
@@ -283,7 +289,12 @@ def _cycles(groups: list[Group], group_of: dict[str, Group], grouped: bool) -> I
         yield ("groups" if grouped else "tasks", index), message
 
 
+def group_by_task(workflow: Workflow) -> dict[str, Group]:
+    """Return the group of each task, by the name of the task."""
+    return {task.name: group for group in workflow.task_groups for task in group.tasks}
+
+
 def upstream(group: Group, group_of: dict[str, Group]) -> set[str]:
     """Return the names of the groups whose outputs are inputs of a group."""
     inputs = (given for task in group.tasks for given in task.inputs)
-    return {group_of[given.task].name for given in inputs if given.task and not given.earlier_task}
+    return {group_of[given.task].name for given in inputs if given.task and not given.is_earlier}

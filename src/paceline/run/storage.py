@@ -5,6 +5,7 @@ Credentials come from the environment, as the libraries of each store define the
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
+from fsspec import get_filesystem_class
 from fsspec.core import url_to_fs
 
 from paceline.errors import UserError, one_line, unknown
@@ -25,12 +27,18 @@ BACKOFF_SECONDS = (1.0, 2.0, 4.0)
 # Another attempt does not change the outcome of these errors.
 _PERMANENT = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _BLOCK = 2**23
+# Name of a file whose transfer is not complete.
+_PART = re.compile(r"(^|/)\.[^/]*\.[0-9]+\.part$")
 
 T = TypeVar("T")
 
 
 class StorageError(Exception):
     """A transfer failed after all attempts. The message names the file, the URL and the reason. Local files stay."""
+
+
+class NothingStoredError(StorageError):
+    """There are no files at the URL."""
 
 
 class ChecksumError(Exception):
@@ -54,7 +62,7 @@ class Folder:
             caching = {"use_listings_cache": False, "skip_instance_cache": True}
             self._files, self._root = url_to_fs(self.url, **caching, **_OPTIONS.get(scheme, {}))
         except ImportError:
-            raise UserError(f"{url}: {scheme}:// needs a package: pip install {_PACKAGES[scheme]}") from None
+            raise _not_installed(url) from None
         except Exception as error:
             raise UserError(f"cannot open {url}: {one_line(error)}") from None
         self._is_local = scheme == "file"
@@ -66,7 +74,11 @@ class Folder:
         names = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
         if outside := [name for name in names if ".." in name.split("/")]:
             raise StorageError(f"{self.url} has a file {outside[0]!r}, which is outside of the folder: rename it")
-        return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+        return sorted(name for name in names if not _PART.search(name))
+
+    def is_file(self) -> bool:
+        """Return whether the URL is that of a file, whose name in this folder is an empty string."""
+        return self._repeat("find", "", lambda: self._files.isfile(self._root))
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file, or None if there is no such file."""
@@ -138,7 +150,7 @@ class Folder:
         self._repeat("delete", name, delete)
 
     def _path(self, name: str) -> str:
-        return f"{self._root.rstrip('/')}/{name}"
+        return f"{self._root.rstrip('/')}/{name}" if name else self._root
 
     def _replace(self, name: str, write: Callable[[str], object]) -> None:
         """Call `write` such that a reader never sees an incomplete file. Object stores have this property."""
@@ -171,8 +183,13 @@ class Folder:
 
 def check_url(url: str) -> str:
     """Return the URL. Raise UserError if its scheme is unknown or if it contains credentials."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = None
+    if parts is None or not url.isprintable():
+        raise UserError("a URL is invalid: give SCHEME://PLACE/FOLDER, for example s3://bucket/run")
     # The error does not repeat a URL that may hold a secret.
-    parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError(
             f"a {parts.scheme}:// URL contains credentials or a query: give only {parts.scheme}://PLACE/FOLDER, and "
@@ -187,24 +204,47 @@ def check_url(url: str) -> str:
     return url
 
 
-def upload(source: Path, url: str) -> None:
-    """Upload a file or a directory to the folder `url`."""
-    folder = Folder(url)
-    if source.is_file():
-        folder.upload(source, source.name)
-    else:
-        for file in sorted(path for path in source.rglob("*") if path.is_file()):
-            folder.upload(file, file.relative_to(source).as_posix())
+def check_installed(url: str) -> None:
+    """Raise UserError if the package for the scheme of a URL is not installed."""
+    try:
+        get_filesystem_class(urlsplit(url).scheme)
+    except ImportError:
+        raise _not_installed(url) from None
 
 
-def download(url: str, target: Path) -> None:
-    """Download all files of the folder `url` to the directory `target`. Raise StorageError if there are none."""
+def _not_installed(url: str) -> UserError:
+    scheme = urlsplit(url).scheme
+    return UserError(f"{url}: {scheme}:// needs a package: pip install {_PACKAGES[scheme]}")
+
+
+def upload(source: Path, url: str, regex: str = "") -> None:
+    """Upload a file or a directory to the folder `url`. With a regular expression, upload only the files whose relative
+    path matches it."""
     folder = Folder(url)
-    names = folder.listing()
+    for file, name in matching_files(source, regex):
+        folder.upload(file, name)
+
+
+def matching_files(source: Path, regex: str) -> list[tuple[Path, str]]:
+    """Return a file, or the files of a directory, with the relative paths whose beginning matches the regular
+    expression."""
+    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    names = [(file, file.name if file == source else file.relative_to(source).as_posix()) for file in files]
+    return [(file, name) for file, name in names if re.match(regex, name)]
+
+
+def download(url: str, target: Path, regex: str = "") -> None:
+    """Download a file, or all files of a folder, to the directory `target`. With a regular expression, download only
+    the files whose relative path matches it. Raise NothingStoredError if there are no files at the URL."""
+    folder = Folder(url)
+    names = {name: name for name in folder.listing()}
+    if not names and folder.is_file():
+        names = {"": folder.url.rpartition("/")[2]}
     if not names:
-        raise StorageError(f"no files at {url}")
-    for name in names:
-        folder.download(name, target / name)
+        raise NothingStoredError(f"no files at {url}")
+    for name, local_name in names.items():
+        if re.match(regex, local_name):
+            folder.download(name, target / local_name)
 
 
 def _sha256(file: BinaryIO | Any, length: int | None = None) -> tuple[str, int]:

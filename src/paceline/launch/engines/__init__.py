@@ -1,1 +1,23 @@
-"""Engines that run a workflow."""
+"""Engines that run a workflow: the one table of them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from paceline.errors import unknown
+
+if TYPE_CHECKING:
+    from paceline.launch.engines.engine import Engine
+
+ENGINES = {
+    "local": "every task is a process on this machine",
+    "kubernetes": "every task is a pod of a JobSet",
+    "osmo": "the osmo command submits the file",
+}
+"""The engines and what they do with a task. The module of an engine has its name; see `engine.Engine`."""
+
+
+def engine(name: str) -> "Engine":
+    """Return the module of an engine, which is imported when it is used."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    return cast("Engine", import_module(f"paceline.launch.engines.{name}"))

@@ -1,9 +1,9 @@
-"""Processes of the tasks of one launch: start them, find what they have started, and end them."""
+"""Processes of tasks: start them, find what they have started, and end them."""
 
 import ctypes
-import os
 import signal
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import psutil
 from paceline.process.interrupts import INHERITED_IGNORED
 
 MARK = "PACELINE_LAUNCH_TASK"
-"""Environment variable that all processes of a task inherit. Its value names the task."""
+"""Environment variable that all processes of a task inherit. Its value is the directory of the task."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -21,24 +21,33 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(command: list[str], directory: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a program as the leader of a new session. Its output is appended to the log. Raise OSError."""
+def start(command: list[str], line: bytes, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program as the leader of a new session. It receives a line on its standard input, which stays open. Its
+    output is appended to the log. Raise OSError."""
     with log.open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
-            cwd=directory,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            restore_signals=True,
-            preexec_fn=_default_signals if INHERITED_IGNORED else None,
+            preexec_fn=default_signals if INHERITED_IGNORED else None,
         )
+    # A long line does not fit into the pipe before the program reads it.
+    threading.Thread(target=_send, args=(process, line), daemon=True).start()
+    return process
 
 
-def _default_signals() -> None:
-    # The launcher stops the tasks by SIGTERM, also if it has itself inherited the signal as ignored.
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    with suppress(OSError, ValueError):
+        assert process.stdin
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+
+
+def default_signals() -> None:
+    """Handle SIGTERM by default: tasks are stopped by it, also if the launcher has inherited it as ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -50,12 +59,6 @@ def descendants(mark: str | None = None) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and mark in (None, process.environ().get(MARK)):
                 found.append(process)
     return found
-
-
-def terminate(process: subprocess.Popen[bytes]) -> None:
-    """Ask the processes of a task to end: send SIGTERM to its process group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
 
 
 def kill(mark: str | None = None) -> None:

@@ -1,6 +1,7 @@
-"""Show the tasks of a job while it runs, and write its result."""
+"""Show the tasks of a job, and write its result."""
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -8,77 +9,106 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from paceline.launch.engines.task_run import Job, State
+from paceline.launch.job_record import RESULT, JobRecord, State
 
 _STYLES = {State.RUNNING: "cyan", State.COMPLETED: "green", State.FAILED: "bold red"}
 
 
 class Report:
-    def __init__(self, job: Job, console: Console):
-        self._job, self._console = job, console
+    def __init__(self, record: JobRecord, console: Console):
+        self._record, self._console = record, console
         self._shown = dict[str, str]()
 
     def table(self) -> Table:
-        table = Table("task", "group", "state", "time", "exit code", "restarts", box=None, header_style="bold")
-        for group in self._job.groups:
-            for run in group.tasks:
-                lead = " (lead)" if run is group.lead and len(group.tasks) > 1 else ""
-                code = "" if run.exit_code is None else str(run.exit_code)
-                table.add_row(
-                    Text(run.task.name + lead),
-                    Text(group.group.name),
-                    Text(run.state, style=_STYLES.get(run.state, "")),
-                    f"{run.seconds:.0f} s" if run.started is not None else "",
-                    code,
-                    str(run.restarts or ""),
-                )
+        table = Table("task", "group", "host", "state", "time", "exit code", "restarts", box=None, header_style="bold")
+        for name, task in self._record.tasks.items():
+            table.add_row(
+                Text(name + (" (lead)" if task.lead else "")),
+                Text(task.group),
+                Text(task.host),
+                Text(task.state, style=_STYLES.get(task.state, "")),
+                f"{task.seconds:.0f} s" if task.started is not None else "",
+                "" if task.exit_code is None else str(task.exit_code),
+                str(task.restarts or ""),
+            )
         return table
 
-    def print_changes(self) -> None:
-        """Print a line for each task whose state has changed."""
-        for name, run in self._job.tasks.items():
-            line = f"{run.state}{f': {run.reason}' if run.reason else ''}"
-            if run.restarts:
-                line = f"{line}; restarts: {run.restarts}"
+    def changes(self, printed: bool) -> bool:
+        """Return whether the state of a task has changed since the last call; with `printed`, print a line for each."""
+        changed = False
+        for name, task in self._record.tasks.items():
+            line = f"{task.state}{f': {task.reason}' if task.reason else ''}"
+            if task.restarts:
+                line = f"{line}; restarts: {task.restarts}"
             if line != self._shown.get(name, State.WAITING):
                 self._shown[name] = line
-                self._console.print(escape(f"{name}: {line}"))
+                changed = True
+                if printed:
+                    self._console.print(escape(f"{name}: {line}"))
+        return changed
 
     def print_failures(self) -> None:
         """Print the reason and the log of each task that has failed, and of those that ended with their group."""
-        for group in self._job.groups:
-            for run in group.tasks:
-                if run.state == State.FAILED or (group.state != State.COMPLETED and run.state != State.COMPLETED):
-                    last = _last_line(run.log)
-                    ending = f"; log: {run.log}\n  last line: {last}" if last else ""
-                    self._console.print(escape(f"{run.task.name} {run.state}: {run.reason}{ending}"))
+        for name, task in self._record.tasks.items():
+            is_group_completed = self._record.groups.get(task.group) == State.COMPLETED
+            if task.state == State.FAILED or not (is_group_completed or task.state == State.COMPLETED):
+                log = self._record.log(name)
+                last = last_line(log)[:200]
+                ending = f"; log: {log}\n  last line: {last}" if last else ""
+                self._console.print(escape(f"{name} {task.state}: {task.reason}{ending}"))
 
-    def write_result(self, interrupted: bool) -> None:
+    def write_result(self) -> None:
         """Write result.json to the directory of the job."""
-        completed = all(group.state == State.COMPLETED for group in self._job.groups)
         result = {
-            "workflow_id": self._job.workflow_id,
-            "status": "interrupted" if interrupted else "completed" if completed else "failed",
-            "groups": {group.group.name: str(group.state) for group in self._job.groups},
+            "workflow_id": self._record.workflow_id,
+            "status": self._record.status,
+            "groups": {name: str(state) for name, state in self._record.groups.items()},
             "tasks": {
                 name: {
-                    "state": str(run.state),
-                    "exit_code": run.exit_code,
-                    "seconds": round(run.seconds, 3),
-                    "restarts": run.restarts,
-                    "reason": run.reason,
+                    "state": str(task.state),
+                    "exit_code": task.exit_code,
+                    "seconds": round(task.seconds, 3),
+                    "restarts": task.restarts,
+                    "reason": task.reason,
                 }
-                for name, run in self._job.tasks.items()
+                for name, task in self._record.tasks.items()
             },
         }
-        (self._job.directory / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        (self._record.directory / RESULT).write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _last_line(log: Path) -> str:
+class LogPrinter:
+    """Prints the logs of tasks as they grow, with the name of the task before each line if there are several."""
+
+    def __init__(self, record: JobRecord, tasks: list[str]):
+        width = max(map(len, tasks)) if len(tasks) > 1 else 0
+        self._prefixes = {name: f"{name:{width}} | " if width else "" for name in tasks}
+        self._logs = {name: record.log(name) for name in tasks}
+        self._read = dict.fromkeys(tasks, 0)
+        """Number of bytes that are printed."""
+
+    def print_new(self, is_last: bool = False) -> None:
+        """Print the lines that are complete; with `is_last`, also a line without an end."""
+        for name, log in self._logs.items():
+            try:
+                with log.open("rb") as file:
+                    file.seek(self._read[name])
+                    text = file.read()
+            except OSError:
+                continue
+            complete = text if is_last else text[: text.rfind(b"\n") + 1]
+            self._read[name] += len(complete)
+            for line in complete.decode(errors="replace").splitlines():
+                print(f"{self._prefixes[name]}{line}")
+        sys.stdout.flush()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log, at most 1000 characters, or "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return lines[-1][:200] if lines else ""
+    return lines[-1][:1000] if lines else ""

@@ -1,46 +1,68 @@
-"""Keys of a workflow file that the engine local refuses, and those that it does not use."""
+"""Keys of a workflow file that engines refuse, and those that they do not use."""
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from paceline.errors import UserError
-from paceline.launch.engines.task_files import check_files
+from paceline.launch.engines.task_files import check_files, secret_mounts, secret_variable
 from paceline.launch.profile import Profile
-from paceline.launch.spec import Dataset, Task
+from paceline.launch.spec import Dataset, Task, Workflow
+from paceline.launch.template import TOKEN
 from paceline.launch.workflow import WorkflowFile
+from paceline.run.storage import check_installed, check_url
 
 
-def check_supported(file: WorkflowFile) -> None:
-    """Raise UserError, with the name of the key, if the workflow needs something that this engine does not have."""
-    for task in (task for group in file.workflow.task_groups for task in group.tasks):
+def check_supported(file: WorkflowFile, engine: str, honored: Iterable[str] = ()) -> None:
+    """Raise UserError, with the name of the key, if the workflow needs something that the engine does not have. This
+    depends on the file only. `honored` are keys that the engine honors, though most engines do not."""
+    problems = [(key, reason) for key, reason in _unsupported_resources(file.workflow) if key not in honored]
+    for key, reason in problems:
+        raise UserError(f"{file.path}: the engine {engine} does not support {key}: {reason}")
+    for task in tasks_of(file.workflow):
         for key, reason in _unsupported(task):
-            raise UserError(f"{file.path}: task {task.name}: the engine local does not support {key}: {reason}")
+            if key not in honored:
+                raise UserError(f"{file.path}: task {task.name}: the engine {engine} does not support {key}: {reason}")
+        for key, url in _urls(task):
+            try:
+                check_url(url)
+            except UserError as error:
+                raise UserError(f"{file.path}: task {task.name}: {key}: {error}") from None
         check_files(task, file.path.parent, on_host=False)
 
 
+def tasks_of(workflow: Workflow) -> list[Task]:
+    return [task for group in workflow.task_groups for task in group.tasks]
+
+
+def _urls(task: Task) -> Iterator[tuple[str, str]]:
+    """Yield the URLs of a task and the keys they belong to. Tokens such as {{workflow_id}} are replaced by their
+    names."""
+    for key, places in (("inputs", task.inputs), ("outputs", task.outputs), ("checkpoint", task.checkpoint)):
+        yield from ((key, TOKEN.sub(r"\1", place.url)) for place in places if place.url is not None)
+
+
+def _unsupported_resources(workflow: Workflow) -> Iterator[tuple[str, str]]:
+    for key in ("nodesExcluded", "topology"):
+        if any(getattr(resource, key) for resource in workflow.resources.values()):
+            yield key, "the engine does not choose among nodes; remove it from resources"
+
+
 def _unsupported(task: Task) -> Iterator[tuple[str, str]]:
-    for key, places in (("inputs", task.inputs), ("outputs", task.outputs)):
-        for url in (place.url for place in places if place.url is not None):
-            parts = urlsplit(url) if "\0" not in url else None
-            if not parts or parts.scheme != "file" or parts.netloc or not parts.path.startswith("/"):
-                yield key, f"the URL {url[:80]!r} must begin with file:///"
     datasets = [place.dataset for place in (*task.inputs, *task.outputs)]
     for dataset in filter(None, (*datasets, *(output.update_dataset for output in task.outputs))):
         yield from _unsupported_dataset(dataset)
-    if task.checkpoint:
-        yield "checkpoint", "remove it; {{output}} is kept when a task is started again"
     if task.kpis:
         yield "kpis", "remove it"
     if task.volumeMounts:
         yield "volumeMounts", "tasks run without a container; use the paths of this machine"
     if task.privileged:
         yield "privileged", "tasks run with the rights of the user; remove it"
-    for name, variables in task.credentials.items():
-        if isinstance(variables, str):
-            yield f"credentials.{name}", "a credential cannot be mounted as a file; name environment variables"
+    for name, directory in secret_mounts(task).items():
+        if not directory.startswith("/") or not re.fullmatch(r"[\w.-]*\w", name):
+            yield f"credentials.{name}", f"{directory[:80]!r} must be an absolute path, or a mapping of variables"
 
 
 def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
@@ -55,16 +77,16 @@ def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
 def notes(file: WorkflowFile, profile: Profile) -> list[str]:
     """Return what the engine does not use although the file has it, one line each."""
     workflow = file.workflow
-    images = dict.fromkeys(task.image for group in workflow.task_groups for task in group.tasks)
-    found = [f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}"]
-    resources = workflow.resources.values()
-    for key in ("platform", "nodesExcluded", "topology"):
-        if any(getattr(resource, key) for resource in resources):
-            found.append(f"{key} is not used: all tasks run on this machine")
-    if workflow.pool:
-        found.append(f"pool {workflow.pool} is not used: all tasks run on this machine")
-    if any(task.downloadType or task.cacheSize for group in workflow.task_groups for task in group.tasks):
-        found.append("downloadType and cacheSize are not used: inputs are copied")
+    found = list[str]()
+    if profile.container is None:
+        images = dict.fromkeys(task.image for task in tasks_of(workflow))
+        found.append(f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}")
+    platforms = dict.fromkeys(resource.platform for resource in workflow.resources.values() if resource.platform)
+    for key, names in (("pool", [workflow.pool] if workflow.pool else []), ("platform", platforms)):
+        if names:
+            found.append(f"{key} {', '.join(names)} is not used: all tasks run on this machine")
+    if any(task.downloadType or task.cacheSize for task in tasks_of(workflow)):
+        found.append("downloadType and cacheSize are not used: inputs are downloaded before a task starts")
     return found
 
 
@@ -74,12 +96,15 @@ def environment(profile: Profile) -> Path:
 
 
 def check_host(file: WorkflowFile, profile: Profile) -> None:
-    """Raise UserError if this machine lacks a file, a credential or the environment of the tasks."""
-    for task in (task for group in file.workflow.task_groups for task in group.tasks):
+    """Raise UserError if this machine lacks a file, a credential, a package for a URL, or the environment of the
+    tasks."""
+    for task in tasks_of(file.workflow):
         check_files(task, file.path.parent, on_host=True)
-        for variables in task.credentials.values():
-            for name in variables:
-                if name not in os.environ:
-                    raise UserError(f"task {task.name}: credentials: set the environment variable {name}")
+        names = [name for given in task.credentials.values() if isinstance(given, dict) for name in given]
+        for name in (*names, *map(secret_variable, secret_mounts(task))):
+            if name not in os.environ:
+                raise UserError(f"task {task.name}: credentials: set the environment variable {name}")
+        for _, url in _urls(task):
+            check_installed(url)
     if not (environment(profile) / "bin").is_dir():
         raise UserError(f"the environment {environment(profile)} of the profile has no directory bin")

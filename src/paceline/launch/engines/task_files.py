@@ -1,39 +1,73 @@
-"""Directories and files of one task on this machine."""
+"""What the node of a task must know, and the directories and files of the task there."""
 
 import base64
 import binascii
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import UserError
-from paceline.launch.spec import Dataset, File, Task
+from paceline.launch.profile import ContainerSettings
+from paceline.launch.spec import Checkpoint, Dataset, File, Task
 from paceline.launch.template import TOKEN
+from paceline.run.storage import NothingStoredError, download, matching_files, upload
 
 
-@dataclass(frozen=True)
-class TaskFiles:
-    """Directory of a task: work/ is its working directory, output/ and input/N are {{output}} and {{input:N}}, and
-    files/ holds the files whose paths are absolute."""
+class TaskSpec(BaseModel):
+    """One task as its node receives it, as a line of JSON. It may contain credentials: it is sent to the standard input
+    of the task runner and never written to a file."""
 
-    task: Task
-    directory: Path
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
     workflow_id: str
-    datasets: Path
+    task: Task
+    storage_root: Path
+    """Directory on the node that holds jobs/ and datasets/."""
+    venv: Path | None = None
+    """Virtual environment on the node whose programs are first in PATH."""
+    container: ContainerSettings | None = None
+    """Container tool that runs the command in the task's image, in place of the virtual environment."""
+    hosts: dict[str, str] = {}
+    """Values of {{host:TASK}}."""
+    contents: dict[str, bytes] = {}
+    """Contents of the files that the workflow names by localpath, by the path of the file in the task."""
+    variables: dict[str, str] = {}
+    """Environment variables of the task that are not in the workflow: credentials, CUDA_VISIBLE_DEVICES."""
+    secrets: dict[str, str] = {}
+    """Contents of the credentials that the task reads as files, by the name of the credential."""
+    grace_seconds: float = 30.0
+    """Time between SIGTERM and SIGKILL when the task is stopped, s."""
 
     @property
-    def work(self) -> Path:
-        return self.directory / "work"
+    def directory(self) -> Path:
+        return self.storage_root / "jobs" / self.workflow_id / self.task.name
 
     @property
-    def output(self) -> Path:
-        return self.directory / "output"
+    def mark(self) -> str:
+        """Value of the environment variable that all processes of the task have."""
+        return str(self.directory)
+
+
+class TaskFiles:
+    """Directory of a task: work/ is its working directory, output/ and input/N are {{output}} and {{input:N}}, files/
+    holds the files whose paths are absolute, and secrets/ the credentials that are files, while the command runs."""
+
+    def __init__(self, spec: TaskSpec):
+        self.spec, self.task, self.directory = spec, spec.task, spec.directory
+        self.work, self.output = self.directory / "work", self.directory / "output"
+        self._secrets, self._datasets = self.directory / "secrets", spec.storage_root / "datasets"
 
     def input(self, index: int) -> Path:
         return self.directory / "input" / str(index)
+
+    def command(self) -> list[str]:
+        return [self.resolve(part) for part in (*self.task.command, *self.task.args)]
+
+    def environment(self) -> dict[str, str]:
+        return {name: self.resolve(value) for name, value in self.task.environment.items()}
 
     def resolve(self, text: str) -> str:
         """Return a text with the values of tokens such as {{output}}, and with the places of files with absolute
@@ -42,17 +76,20 @@ class TaskFiles:
             if file.path.startswith("/"):
                 path = rf"(?<![\w./-]){re.escape(file.path)}(?![\w/-]|\.\w)"
                 text = re.sub(path, lambda _, file=file: str(self._place(file)), text)
+        for name, mount in secret_mounts(self.task).items():
+            path = rf"(?<![\w./-]){re.escape(mount.rstrip('/'))}(?![\w-]|\.\w)"
+            text = re.sub(path, lambda _, name=name: str(self._secrets / name), text)
         return TOKEN.sub(self._value, text)
 
     def _value(self, token: re.Match[str]) -> str:
         kind, _, name = token[1].partition(":")
         match kind:
             case "workflow_id":
-                return self.workflow_id
+                return self.spec.workflow_id
             case "output":
                 return str(self.output)
             case "host":
-                return "127.0.0.1"
+                return self.spec.hosts.get(name, token[0])
             case _:
                 names = [given.name for given in self.task.inputs]
                 index = names.index(name) if name in names else int(name) if name.isdecimal() else len(names)
@@ -61,16 +98,16 @@ class TaskFiles:
     def _place(self, file: File) -> Path:
         return self.directory / "files" / file.path.lstrip("/") if file.path.startswith("/") else self.work / file.path
 
-    def prepare(self, output_of: Callable[[str], Path], source: Path, log: Path) -> None:
-        """Make the directories, write the files and copy the inputs. `output_of` returns the output directory of a
-        task; `source` is the directory of the workflow file. Raise OSError."""
+    def prepare(self) -> None:
+        """Make the directories, write the files and download the inputs. Raise OSError, StorageError or
+        UserError."""
         for directory in (self.work, self.output, self.directory / "input"):
             directory.mkdir(parents=True, exist_ok=True)
         for file in self.task.files:
             place = self._place(file)
             place.parent.mkdir(parents=True, exist_ok=True)
             if file.localpath is not None:
-                shutil.copy(source / file.localpath, place)
+                place.write_bytes(self.spec.contents[file.path])
             elif file.base64:
                 place.write_bytes(base64.b64decode(file.contents or ""))
             else:
@@ -80,42 +117,64 @@ class TaskFiles:
             target = self.input(index)
             _remove(target)
             if given.task is not None:
-                copy(output_of(given.task), target, given.regex, link=True)
-                continue
-            if given.url is not None:
-                place, regex = file_path(self.resolve(given.url)), given.regex
-            else:
-                place, regex = self._dataset_version(given.dataset), given.regex or getattr(given.dataset, "regex", "")
-            if place and place.exists():
-                copy(place, target, regex)
-            else:
+                self._link_output(self.directory.parents[1] / given.source(self.spec.workflow_id), target, given.regex)
+            elif given.url is not None:
                 target.mkdir()
-                with log.open("a") as lines:
-                    lines.write(f"paceline: input {index} does not exist, the directory is empty: {place}\n")
+                self._download(self.resolve(given.url), target, given.regex)
+            elif given.dataset is not None:
+                source = self._dataset(given.dataset)
+                copy(source, target / source.parent.name, given.regex or given.dataset.regex)
+                if not source.is_dir():
+                    print(f"paceline: no dataset {source}, the directory of the input is empty", file=sys.stderr)
+
+    def _link_output(self, source: Path, target: Path, regex: str) -> None:
+        """Make the output of another task available: a link, or a copy of the files that match."""
+        if not source.is_dir():
+            raise OSError(f"the output of {source.parent.name} is not on this host: {source}")
+        if regex:
+            copy(source, target, regex)
+        else:
+            target.symlink_to(source.absolute(), target_is_directory=True)
+
+    def _download(self, url: str, target: Path, regex: str) -> None:
+        try:
+            download(url, target, regex)
+        except NothingStoredError:
+            print(f"paceline: {url} has no files, the directory of the input is empty", file=sys.stderr)
 
     def store_outputs(self) -> None:
-        """Copy the output directory to the places that the task names. Raise OSError."""
+        """Copy the output directory to the places that the task names. Raise OSError, StorageError or UserError."""
         for output in self.task.outputs:
             if output.url is not None:
-                copy(self.output, file_path(self.resolve(output.url)), output.regex)
-                continue
-            dataset = output.dataset or output.update_dataset
-            assert dataset
-            latest = self._dataset_version(dataset)
-            version = int(latest.name) + 1 if latest else 1
-            target = self.datasets / self.resolve(dataset.name) / str(version)
-            if output.update_dataset and latest:
-                copy(latest, target, "")
-            copy(self.output / dataset.path, target, output.regex or dataset.regex)
+                upload(self.output, self.resolve(output.url), output.regex)
+            elif dataset := output.dataset or output.update_dataset:
+                latest = self._dataset(dataset)
+                target = latest.with_name(str(int(latest.name) + 1))
+                if output.update_dataset:
+                    copy(latest, target, "")
+                copy(self.output / dataset.path, target, output.regex or dataset.regex)
 
-    def _dataset_version(self, dataset: Dataset | None) -> Path | None:
-        """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version."""
-        assert dataset
+    def write_secrets(self) -> None:
+        """Write the credentials that are files, readable by the user only: secrets/NAME/NAME. Raise OSError."""
+        for name, content in self.spec.secrets.items():
+            place = self._secrets / name / name
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place.touch(mode=0o600)
+            place.write_text(content)
+
+    def remove_secrets(self) -> None:
+        shutil.rmtree(self._secrets, ignore_errors=True)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> tuple[Path, str]:
+        """Return the path and the URL of a checkpoint."""
+        return self.work / self.resolve(checkpoint.path), self.resolve(checkpoint.url)
+
+    def _dataset(self, dataset: Dataset) -> Path:
+        """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version; that of version 0,
+        which does not exist, if there is none."""
         name, _, version = self.resolve(dataset.name).partition(":")
-        versions = [place for place in (self.datasets / name).glob("*") if place.name.isdecimal()]
-        if version:
-            return self.datasets / name / version
-        return max(versions, key=lambda place: int(place.name), default=None)
+        versions = [int(place.name) for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
+        return self._datasets / name / (version or str(max(versions, default=0)))
 
 
 def check_files(task: Task, source: Path, on_host: bool) -> None:
@@ -132,25 +191,22 @@ def check_files(task: Task, source: Path, on_host: bool) -> None:
                 raise UserError(f"task {task.name}: the contents of {file.path} are not valid base64") from None
 
 
-def file_path(url: str) -> Path:
-    """Return the path of a URL that begins with file://."""
-    return Path(unquote(urlsplit(url).path))
+def secret_mounts(task: Task) -> dict[str, str]:
+    """Return the credentials that the task reads as files, and the directories that it expects them in."""
+    return {name: given for name, given in task.credentials.items() if isinstance(given, str)}
 
 
-def copy(source: Path, target: Path, regex: str, link: bool = False) -> None:
-    """Copy a file or directory into the directory `target`. With a regular expression, copy only the files whose
-    relative path matches it. With `link`, make a link to the directory in place of a copy of all files."""
-    if link and not regex:
-        target.symlink_to(source.absolute(), target_is_directory=True)
-        return
+def secret_variable(name: str) -> str:
+    """Return the environment variable of the launching machine that holds a credential that is a file."""
+    return re.sub(r"\W", "_", name).upper()
+
+
+def copy(source: Path, target: Path, regex: str) -> None:
+    """Copy the files of a directory whose relative path matches the regular expression."""
     target.mkdir(parents=True, exist_ok=True)
-    pattern = re.compile(regex) if regex else None
-    files = [source] if source.is_file() else [file for file in sorted(source.rglob("*")) if file.is_file()]
-    for file in files:
-        relative = file.name if file == source else str(file.relative_to(source))
-        if pattern is None or pattern.search(relative):
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target / relative)
+    for file, name in matching_files(source, regex):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target / name)
 
 
 def _remove(path: Path) -> None:
