@@ -97,7 +97,9 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--name", help="name of the result, by default that of the task")
     parser.add_argument("--episodes", type=int, default=512, help="number of evaluation episodes per engine")
-    parser.add_argument("--engines", nargs="+", default=["mujoco"])
+    parser.add_argument(
+        "--engines", nargs="*", default=["mujoco"], help="engines of the evaluation; none without names"
+    )
     parser.add_argument("--plot", action="store_true")
     args, options = parser.parse_known_args()
     if args.plot:

@@ -29,8 +29,10 @@ from paceline.training.ranks import check_ranks_agree
 from paceline.training.session import Session
 from paceline.training.worker import TrainingFailedError, Worker
 
-# A rank may receive one stop request twice within this time, s: from a terminal or scheduler, and from a launcher.
+# One stop request may arrive twice within this time, s: at a rank from a terminal or scheduler and from a launcher, and
+# at a single process from `timeout`, which signals it and its process group.
 _SAME_REQUEST_SECONDS = 2.0
+_SAME_REQUEST_SECONDS_ALONE = 0.5
 # Time for which a rank that stops on the request of another rank waits for its own request, s. If it ended earlier,
 # a launcher that is about to restart all ranks would regard the run as completed.
 _SIGNAL_SECONDS = 15.0
@@ -103,7 +105,7 @@ def _train(
         run = _decide_on_main(group, lambda: stack.enter_context(plan.run.held(plan.is_new, warn)))
         plan = worker.plan = replace(plan, run=run)
         worker.log = worker_log.begin(rank, config.worker_log_dir, run.worker_logs)
-        same_seconds = _SAME_REQUEST_SECONDS if group.is_distributed else 0.0
+        same_seconds = _SAME_REQUEST_SECONDS if group.is_distributed else _SAME_REQUEST_SECONDS_ALONE
         interrupts = Interrupts(same_seconds, STOP_NOTICE if rank.is_main else "", worker.mark_interrupted)
         session = Session(config, settings, group, plan, members, interrupts, worker.log.consoles(console), began)
         # Files are written only after all ranks are built.

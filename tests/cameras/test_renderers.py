@@ -41,6 +41,19 @@ def test_cpu_images_agree_with_opengl(task: str, size: int) -> None:
     assert similarity(ours["rgb"][0].permute(1, 2, 0).numpy(), theirs["rgb"]) > 0.9
 
 
+@pytest.mark.parametrize(
+    ("task", "mesh_detail"), [*((task, 0.0) for task in (*SCENES, "go1-velocity-rough")), ("shadow-hand-repose", 0.5)]
+)
+def test_kernel_draws_the_scenes_of_tasks_as_the_cpu_renderer(task: str, mesh_detail: float) -> None:
+    model = registry.find(task).task().model()
+    sim, name = MujocoSim(model, 1), model.camera(0).name
+    camera = replace(CAMERA, streams=("rgb", "depth", "segmentation"), mesh_detail=mesh_detail)
+    one, other = (render(kind(name, camera, sim, {}), camera, 1) for kind in (RayRenderer, GpuRenderer))
+    assert fraction((one["depth"] - other["depth"]).abs() < 0.005) > 0.99
+    assert fraction(one["segmentation"] == other["segmentation"]) > (0.98 if mesh_detail else 0.99)
+    assert similarity(*(each["rgb"][0].permute(1, 2, 0).numpy() for each in (one, other))) > 0.9
+
+
 @pytest.mark.parametrize("antialias", [False, True])
 def test_kernel_draws_all_geoms_lights_and_textures_as_the_cpu_renderer(antialias: bool) -> None:
     camera = replace(CAMERA, antialias=antialias)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from paceline.run import checkpoint
 from tests.distributed.ranks import free_port, variables
 from tests.forked import paceline
 from tests.signals import DEFAULT_SIGNALS
@@ -288,6 +289,19 @@ def test_ctrl_c_and_hangup_save_a_checkpoint_that_can_be_resumed(
     assert result["status"] == "interrupted"
     done = paceline("train", "--resume", "run", "--max-iterations", str(result["iterations"] + 1), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path: Path):
+    process = start(tmp_path, "--num-envs", "1024", "--ppo.horizon", "512")
+    # As `timeout` does, which signals its process and its process group.
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert "paceline train --resume run" in stdout, stderr
+    iterations = json.loads((tmp_path / "run" / "result.json").read_text())["iterations"]
+    newest = checkpoint.load(checkpoint.newest(tmp_path / "run" / "checkpoints"))
+    assert newest["learner"]["iteration"] == iterations
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

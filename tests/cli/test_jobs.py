@@ -14,10 +14,10 @@ def test_a_job_is_watched_and_cancelled(tmp_path: Path):
         script = "echo hello; printf 'no end'; setsid sleep 1000 & touch {{output}}/up; wait"
         port = f"environment: {{TENSORBOARD_PORT: {served.server_port}}}"
         (tmp_path / "file.yaml").write_text(workflow(task("one", script, port), task("second", script)))
-        process = start(tmp_path, "file.yaml", "--follow")
+        process = start(tmp_path, "launch", "file.yaml", "--follow")
         try:
             wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
-            follower = start(tmp_path, "test-1", "second", "--follow", command="logs")
+            follower = start(tmp_path, "logs", "test-1", "second", "--follow")
             status = paceline("status", "test-1", cwd=tmp_path)
             logs = paceline("logs", "jobs/test-1", cwd=tmp_path)
             board = paceline("tensorboard", "test-1", cwd=tmp_path)

@@ -42,7 +42,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=bf_interval=1,sched_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={nodes} CPUs=4 RealMemory=16000
+NodeName={nodes} CPUs=4 RealMemory=16000 TmpDisk=100000
 PartitionName=train Nodes=ALL Default=YES MaxTime=10 PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL MaxTime=10 PriorityTier=2 PreemptMode=OFF
 """

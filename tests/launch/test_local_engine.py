@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -234,7 +236,7 @@ def test_ctrl_c_ends_all_tasks_and_leaves_nothing(tmp_path: Path):
     (tmp_path / "file.yaml").write_text(
         workflow(task("one", script), task("two", script, "inputs:", "- task: one"), task("three", script))
     )
-    process = start(tmp_path, "file.yaml")
+    process = start(tmp_path, "launch", "file.yaml")
     try:
         wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
         # The task runner and three processes of each task.
@@ -250,47 +252,92 @@ def test_ctrl_c_ends_all_tasks_and_leaves_nothing(tmp_path: Path):
     assert not marked(tmp_path)
 
 
-def test_a_policy_is_trained_and_exported(tmp_path: Path):
-    done = paceline(
-        *("launch", WORKFLOWS / "train_then_export.yaml", "--set", "num_gpu=0", "max_iterations=3", "max_restarts=0"),
-        *("--set-string", SMALL),
-        cwd=tmp_path,
-        XDG_CONFIG_HOME=str(tmp_path),
-    )
+def train(name: str, *values: str, options: str = "") -> list[str]:
+    """Return the arguments that run a workflow of Paceline on CPUs. `values` replace the default values."""
+    fixed = ("num_gpu=0", "max_restarts=3", "memory=1Gi")
+    file = str(WORKFLOWS / f"{name}.yaml")
+    return ["launch", file, "--oversubscribe", "--set", *fixed, *values, "--set-string", SMALL + options]
+
+
+def test_a_policy_is_trained_and_exported_although_the_port_of_tensorboard_is_used(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        values = ("max_iterations=3", f"tensorboard_port={used.getsockname()[1]}")
+        done = paceline(*train("train_then_export", *values), cwd=tmp_path, XDG_CONFIG_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "jobs" / "train-then-export-1" / "export" / "output" / "policy.pt").stat().st_size > 0
+    job = tmp_path / "jobs" / "train-then-export-1"
+    assert (job / "export" / "output" / "policy.pt").stat().st_size > 0
 
 
-def test_a_policy_is_trained_on_one_node(tmp_path: Path):
-    done = paceline(
-        *("launch", WORKFLOWS / "train_one_node.yaml", "--set", "num_gpu=0", "max_iterations=2", "max_restarts=0"),
-        *("--set-string", SMALL),
-        cwd=tmp_path,
-        XDG_CONFIG_HOME=str(tmp_path),
-    )
+def test_a_policy_is_trained_on_images(tmp_path: Path):
+    encoder = " --ppo.image-channels 4 8 --ppo.image-kernels 4 3 --ppo.image-strides 2 2 --ppo.image-features 16"
+    values = ("width=24", "height=16", "max_iterations=1", "tensorboard_port=0", f"port={free_port()}")
+    argv = train("train_cameras", *values, options=encoder)
+    done = paceline(*argv, cwd=tmp_path, XDG_CONFIG_HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "jobs" / "train-one-node-1" / "train" / "output" / "run"
-    assert json.loads((run / "result.json").read_text())["iterations"] == 2
+    run = tmp_path / "jobs" / "train-cameras-1" / "master" / "output" / "run"
+    assert json.loads((run / "result.json").read_text())["iterations"] == 1
 
 
-def test_training_on_two_nodes_continues_after_the_lead_was_killed(tmp_path: Path):
-    values = ["num_gpu=0", "num_nodes=2", "max_iterations=60", "memory=1Gi", f"port={free_port()}"]
-    process = start(
-        tmp_path, str(WORKFLOWS / "train_policy.yaml"), "--oversubscribe", "--set", *values, "--set-string", SMALL
-    )
+def test_a_new_job_continues_the_run_at_the_url_of_a_cancelled_one(tmp_path: Path):
+    mirror, port = tmp_path / "mirror", free_port()
+    values = ("max_iterations=1000000", f"checkpoint_url=file://{mirror}", f"tensorboard_port={port}")
+    argv = train("train_one_node", *values, options=" --logger tensorboard")
+    iterations = list[int]()
+    for job in ("train-one-node-1", "train-one-node-2"):
+        known = set(mirror.glob("checkpoints/iteration_*"))
+        process = start(tmp_path, *argv)
+        try:
+            wait_for(lambda known=known: set(mirror.glob("checkpoints/iteration_*.safetensors")) - known)
+            wait_for(lambda: answers(port))
+            cancelled = paceline("cancel", job, cwd=tmp_path)
+            output, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+            process.communicate()
+        assert (cancelled.returncode, process.returncode) == (0, 130), output
+        assert not answers(port)
+        assert not marked(tmp_path)
+        trained = json.loads((mirror / "result.json").read_text())
+        assert trained["status"] == "interrupted"
+        iterations.append(trained["iterations"])
+    assert iterations[0] < iterations[1]
+    assert trained["restarts"] == 1
+    assert len(list(mirror.glob("tensorboard/events.*"))) == 2
+
+
+def answers(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}") as page:
+            return b"TensorBoard" in page.read()
+    except OSError:
+        return False
+
+
+def test_training_on_two_nodes_continues_after_a_worker_and_the_lead_were_killed(tmp_path: Path):
+    values = ("num_nodes=2", "max_iterations=60", f"port={free_port()}", "tensorboard_port=0")
+    process = start(tmp_path, *train("train_policy", *values))
     run = tmp_path / "jobs" / "train-policy-1" / "master" / "output" / "run"
     try:
-        wait_for(lambda: list(run.glob("checkpoints/*.safetensors")))
-        agents = [each for each in marked(tmp_path, "/master") if "torch.distributed.run" in each.cmdline()]
-        assert len(agents) == 1
-        agents[0].kill()
+        for name in ("worker-1", "master"):
+            before = set(run.glob("checkpoints/*.safetensors"))
+            wait_for(lambda before=before: set(run.glob("checkpoints/iteration_*.safetensors")) - before)
+            kill_agent(tmp_path, name)
         output, _ = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == 0, output
-    assert states(tmp_path, "train-policy-1")["master"] == ("completed", 0)
-    assert result(tmp_path, "train-policy-1")["tasks"]["master"]["restarts"] == 1
+    tasks = result(tmp_path, "train-policy-1")["tasks"]
+    assert {name: (found["state"], found["restarts"]) for name, found in tasks.items()} == {
+        "master": ("completed", 1),
+        "worker-1": ("completed", 1),
+    }
     trained = json.loads((run / "result.json").read_text())
     assert (trained["status"], trained["iterations"], trained["world_size"]) == ("completed", 60, 2)
     assert not marked(tmp_path)
+
+
+def kill_agent(folder: Path, task: str) -> None:
+    agents = [each for each in marked(folder, f"/{task}") if "torch.distributed.run" in each.cmdline()]
+    assert len(agents) == 1
+    agents[0].kill()

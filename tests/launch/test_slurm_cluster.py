@@ -1,7 +1,8 @@
-"""Training as a Slurm job, submitted with a script written by hand, on a real Slurm."""
+"""Workflows on a real Slurm: `paceline launch --on slurm`."""
 
+import hashlib
 import json
-import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,60 +12,96 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.launch.job_record import JobRecord, read_record
 from paceline.run import checkpoint
-from tests.launch.slurm_cluster import ENDED, SlurmCluster, slurm_cluster
+from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 
 pytestmark = pytest.mark.root
 
+WORKFLOWS = Path(__file__).parents[2] / "workflows"
 SECONDS = 90.0
-ITERATIONS = 40
-TRAIN = "cartpole --distributed --gpu-ids none --num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16"
+ITERATIONS = 30
+SMALL = "train_options=--num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16 --logger none"
+SECRET = "value-of-the-credential"
 
-# Arguments of the script are those of `paceline train`. The parts are explained in `SlurmCluster`.
-SCRIPT = f"""\
-#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1
-#SBATCH --requeue --open-mode=append
-#SBATCH --signal=B:USR1@30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-trap 'requeue=yes; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
-lead=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --kill-on-bad-exit=0 --wait=60 {shlex.quote(sys.executable)} -m torch.distributed.run \\
-    --nnodes="$SLURM_JOB_NUM_NODES" --nproc_per_node=1 --max-restarts=3 --monitor-interval=0.1 \\
-    --rdzv_backend=c10d --rdzv_endpoint="$lead:29400" --rdzv_id="$SLURM_JOB_ID.$SLURM_RESTART_COUNT" \\
-    -m paceline train "$@" &
-wait $!
-code=$?
-if [ "$requeue" ]; then
-    wait $!  # the trap has ended the first wait
-    code=$?
-fi
-if [ $code != 0 ]; then
-    job=$(scontrol --oneliner show job "$SLURM_JOB_ID")
-    [[ $job == *PreemptTime=[0-9]* ]] && requeue=yes
-    [[ $requeue && $job == *JobState=RUNNING* ]] && scontrol requeue "$SLURM_JOB_ID"
-fi
-exit $code
+# The worker is started again until it fails. The lead waits for that, and is started again by a requeue.
+RESCHEDULE = """\
+workflow:
+  name: reschedule
+  groups:
+  - name: first
+    tasks:
+    - name: master
+      lead: true
+      image: image
+      command: [bash, -euc, "until [ -e {{output}}/../../worker/output/2 ]; do sleep 0.1; done; cat given.txt; exit 3"]
+      exitActions: {RESCHEDULE: "3"}
+      files: [{path: given.txt, localpath: local.txt}]
+    - name: worker
+      image: image
+      command: [bash, -euc, "cd {{output}}; echo $TOKEN | md5sum; [ ! -e 1 ] || touch 2; touch 1; exit 3"]
+      exitActions: {RESCHEDULE: "3"}
+      credentials: {storage: {TOKEN: token}}
+  - name: second
+    tasks:
+    - {name: after, image: image, command: ["true"], inputs: [{task: master}]}
+"""
+# The second start completes.
+LIMITED = """\
+workflow:
+  name: limited
+  tasks:
+  - name: task
+    image: image
+    command: [bash, -euc]
+    args:
+    - |
+      if [ -e {{output}}/saved ]; then exit 0; fi
+      trap 'touch {{output}}/saved; exit 1' TERM
+      sleep 60 & wait
 """
 
 
 @dataclass(frozen=True)
-class Job:
-    """A submitted job that trains."""
+class Launch:
+    """A workflow launched with `--follow`. Its storage root is `folder`."""
 
     cluster: SlurmCluster
-    id: str
     folder: Path
+    job_id: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / "jobs" / self.job_id
+
+    def record(self) -> JobRecord:
+        return read_record(self.directory)
+
+    def wait(self) -> int:
+        """Wait for the end of the command and return its exit code."""
+        self.cluster.wait(lambda: self.process.poll() is not None, SECONDS)
+        return self.process.returncode
+
+    def printed(self) -> str:
+        return (self.folder / "printed.log").read_text()
+
+    def command(self, name: str) -> str:
+        """Run a command of `paceline` about the job and return its output."""
+        argv = [self.job_id, "--profile", str(self.folder / "profile.yaml")]
+        return self.cluster.call("env", "COLUMNS=200", sys.executable, "-m", "paceline", name, *argv)
+
+    def slurm_job(self, group: str) -> dict[str, str]:
+        """Return the fields of `scontrol show job`."""
+        return self.cluster.job(self.record().handles[group])
 
     @property
     def run(self) -> Path:
+        """Run directory of train_policy.yaml."""
         return self.folder / "run"
 
     def result(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.run / "result.json").read_text())
-        except OSError:
-            return {"status": "not begun"}
+        return json.loads((self.run / "result.json").read_text())
 
     def has_checkpoint(self) -> bool:
         return bool(checkpoint.listing(self.run / "checkpoints"))
@@ -73,15 +110,26 @@ class Job:
         """Return the state of the learner in the newest checkpoint."""
         return checkpoint.load(checkpoint.newest(self.run / "checkpoints"))["learner"]
 
-    def state(self) -> str:
-        return self.cluster.state(self.id)
+    def log(self) -> str:
+        return (self.directory / "master.log").read_text()
 
-    def wait_until_completed(self) -> None:
-        self.cluster.wait(lambda: self.state() in ENDED, SECONDS)
-        assert self.state() == "COMPLETED", self.printed()
 
-    def printed(self) -> str:
-        return (self.folder / "job.log").read_text()
+def launch(
+    cluster: SlurmCluster, folder: Path, file: Path, *argv: str, settings: str = "", **environment: str
+) -> Launch:
+    (folder / "profile.yaml").write_text(f"storage_root: {folder}\nslurm: {{grace_seconds: 20, {settings}}}\n")
+    command = ["launch", str(file), "--on", "slurm", "--follow", "--profile", str(folder / "profile.yaml"), *argv]
+    variables = cluster.environment | environment | {"COLUMNS": "200"}
+    output = folder / "printed.log"
+    process = cluster.controller.start(sys.executable, "-m", "paceline", *command, output=output, **variables)
+    job_id = f"{file.stem.replace('_', '-')}-1"
+    return Launch(cluster, folder, job_id, process)
+
+
+def train(cluster: SlurmCluster, folder: Path, iterations: int = ITERATIONS) -> Launch:
+    values = ["--set", "num_nodes=2", "num_gpu=0", f"max_iterations={iterations}"]
+    values += ["--set-string", f"run_dir={folder / 'run'}", SMALL]
+    return launch(cluster, folder, WORKFLOWS / "train_policy.yaml", *values)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +149,28 @@ def cluster(running_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
     running_cluster.wait(lambda: not running_cluster.job_processes(), 30.0)
 
 
-def submit(cluster: SlurmCluster, folder: Path, iterations: int = ITERATIONS) -> Job:
-    script = folder / "train.sh"
-    script.write_text(SCRIPT)
-    argv = [*TRAIN.split(), "--max-iterations", str(iterations), "--run-dir", str(folder / "run")]
-    return Job(cluster, cluster.submit(f"--output={folder / 'job.log'}", str(script), *argv), folder)
-
-
 @pytest.fixture(scope="module")
-def undisturbed(running_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    job = submit(running_cluster, tmp_path_factory.mktemp("undisturbed"))
-    job.wait_until_completed()
-    return job
+def launches(running_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    """Launches that nothing disturbs, which have ended. They run at the same time."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("train", "export", "reschedule", "limited")}
+    found = {"train": train(running_cluster, folders["train"])}
+    running_cluster.wait(lambda: "mixed" in running_cluster.node_states(), SECONDS)
+    values = ["--set", "num_gpu=0", "max_iterations=2", "--set-string", SMALL]
+    found["export"] = launch(running_cluster, folders["export"], WORKFLOWS / "train_then_export.yaml", *values)
+    for name, text in (("reschedule", RESCHEDULE), ("limited", LIMITED)):
+        (folders[name] / f"{name}.yaml").write_text(text)
+        (folders[name] / "local.txt").write_text("content of a local file\n")
+        settings = "max_reschedules: 1" if name == "reschedule" else "time: 60s, signal_seconds: 55"
+        file = folders[name] / f"{name}.yaml"
+        found[name] = launch(running_cluster, folders[name], file, settings=settings, TOKEN=SECRET)
+    for launched in found.values():
+        launched.wait()
+    return found
+
+
+@pytest.fixture
+def undisturbed(launches: dict[str, Launch]) -> Launch:
+    return launches["train"]
 
 
 def assert_equal_tensors(actual: Any, expected: Any) -> None:
@@ -126,49 +184,88 @@ def assert_equal_tensors(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-def test_two_nodes_train_as_one_job(undisturbed: Job):
+def test_two_nodes_train_as_one_job(undisturbed: Launch):
+    assert undisturbed.wait() == 0, undisturbed.printed()
     found = undisturbed.result()
     assert (found["status"], found["world_size"], found["iterations"]) == ("completed", 2, ITERATIONS)
-    assert "rank 0 on node1" in undisturbed.printed()
-    assert "rank 1 on node2" in undisturbed.printed()
+    for line in (
+        "master   |   rank 0 on node1",
+        "master   |   rank 1 on node2",
+        "training, Slurm job 1: RUNNING node[1-2]",
+    ):
+        assert line in undisturbed.printed()
+    _, master, worker = undisturbed.command("status").splitlines()
+    assert master.split()[:8] == ["master", "(lead)", "training", "1", "COMPLETED", "node1", "completed", "0"]
+    assert worker.split()[:7] == ["worker-1", "training", "1", "COMPLETED", "node2", "completed", "0"]
+    assert "rank 1 on node2" in undisturbed.command("logs")
+
+
+def test_a_job_starts_after_the_one_whose_output_it_needs(launches: dict[str, Launch]):
+    exported = launches["export"]
+    assert exported.wait() == 0, exported.printed()
+    assert (exported.directory / "export" / "output" / "policy.pt").stat().st_size > 0
+
+
+def test_the_lead_is_started_again_by_a_bounded_number_of_requeues_and_a_worker_by_a_new_step(
+    launches: dict[str, Launch],
+):
+    rescheduled = launches["reschedule"]
+    assert rescheduled.wait() == 1, rescheduled.printed()
+    first, second = rescheduled.slurm_job("first"), rescheduled.slurm_job("second")
+    assert (first["JobState"], first["Restarts"], second["JobState"]) == ("FAILED", "1", "CANCELLED")
+    assert (rescheduled.directory / "master.log").read_text() == "content of a local file\n" * 2
+    status = rescheduled.command("status")
+    assert "exit code 3 after 1 restarts (slurm.max_reschedules)" in status
+
+
+def test_credentials_reach_the_tasks_and_no_file(launches: dict[str, Launch]):
+    rescheduled = launches["reschedule"]
+    digest = hashlib.md5(f"{SECRET}\n".encode()).hexdigest()
+    assert digest in (rescheduled.directory / "worker.log").read_text()
+    assert not any(SECRET in path.read_text() for path in rescheduled.folder.rglob("*") if path.is_file())
+
+
+def test_a_job_is_requeued_before_its_time_limit(launches: dict[str, Launch]):
+    limited = launches["limited"]
+    assert limited.wait() == 0, limited.printed()
+    assert limited.slurm_job("task")["Restarts"] == "1"
+    assert "Requeue: the time limit is near." in (limited.directory / "task.slurm.log").read_text()
 
 
 def test_a_job_that_loses_a_node_is_requeued_on_others_with_the_result_of_an_undisturbed_run(
-    cluster: SlurmCluster, undisturbed: Job, tmp_path: Path
+    cluster: SlurmCluster, undisturbed: Launch, tmp_path: Path
 ):
-    job = submit(cluster, tmp_path)
-    cluster.wait(job.has_checkpoint, SECONDS)
+    training = train(cluster, tmp_path)
+    cluster.wait(training.has_checkpoint, SECONDS)
     cluster.node("node2").cut()
-    job.wait_until_completed()
-    info = cluster.job(job.id)
-    assert (info["NodeList"], info["Restarts"]) == ("node[1,3]", "1")
-    assert (job.result()["restarts"], job.result()["requeues"]) == (1, 1)
-    assert_equal_tensors(job.learner(), undisturbed.learner())
+    cluster.wait(lambda: training.slurm_job("training")["Restarts"] == "1", SECONDS)
+    cluster.wait(lambda: training.slurm_job("training")["JobState"] == "RUNNING", SECONDS)
+    # The agent of the first start still runs on node2, and finds the rendezvous again.
+    cluster.node("node2").reconnect()
+    assert training.wait() == 0, training.printed()
+    assert training.slurm_job("training")["NodeList"] == "node[1,3]"
+    assert (training.result()["restarts"], training.result()["requeues"]) == (1, 1)
+    assert training.log().count("rank 1 on node2: ") == training.log().count("rank 1 on node3: ") == 1
+    assert_equal_tensors(training.learner(), undisturbed.learner())
 
 
-def test_a_preempted_job_saves_a_checkpoint_and_continues_later(
-    cluster: SlurmCluster, undisturbed: Job, tmp_path: Path
+def test_a_preempted_job_continues_from_its_newest_iteration_and_a_canceled_one_leaves_no_process(
+    cluster: SlurmCluster, tmp_path: Path
 ):
-    job = submit(cluster, tmp_path)
-    cluster.wait(job.has_checkpoint, SECONDS)
+    training = train(cluster, tmp_path, iterations=10**6)
+    cluster.wait(training.has_checkpoint, SECONDS)
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/bash\nsleep 1\n")
     cluster.submit("--partition=urgent", "--nodes=3", "--exclusive", f"--output={tmp_path / 'urgent.log'}", str(urgent))
-    cluster.wait(lambda: job.state() == "PENDING", SECONDS)
-    stopped = job.result()
+    cluster.wait(lambda: training.slurm_job("training")["JobState"] == "PENDING", SECONDS)
+    stopped = training.result()
     assert stopped["status"] == "interrupted"
-    assert job.learner()["iteration"] == stopped["iterations"] < ITERATIONS
-    job.wait_until_completed()
-    assert f"from iteration {stopped['iterations']}, restart 1" in job.printed()
-    assert cluster.job(job.id)["Restarts"] == "1"
-    assert_equal_tensors(job.learner(), undisturbed.learner())
+    assert training.learner()["iteration"] == stopped["iterations"]
+    cluster.wait(lambda: f"from iteration {stopped['iterations']}, restart 1" in training.log(), SECONDS)
 
-
-def test_a_canceled_job_saves_a_checkpoint_and_leaves_no_process(cluster: SlurmCluster, tmp_path: Path):
-    job = submit(cluster, tmp_path, iterations=10**6)
-    cluster.wait(job.has_checkpoint, SECONDS)
-    cluster.cancel(job.id)
-    cluster.wait(lambda: job.state() == "CANCELLED", SECONDS)
-    cluster.wait(lambda: not cluster.job_processes(), 10.0)
-    assert job.result()["status"] == "interrupted"
-    assert job.learner()["iteration"] == job.result()["iterations"]
+    assert "has ended" in training.command("cancel")
+    assert training.slurm_job("training")["JobState"] == "CANCELLED"
+    assert cluster.job_processes() == []
+    assert training.wait() == 1
+    assert training.result()["status"] == "interrupted"
+    assert training.learner()["iteration"] == training.result()["iterations"] >= stopped["iterations"]

@@ -50,7 +50,7 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
             task("next", "cat {{input:1}}/mode", f"inputs: [{{task: train}}, {{url: {url}/out/test-1}}]"),
         )
     )
-    process = start(tmp_path, "file.yaml")
+    process = start(tmp_path, "launch", "file.yaml")
     checkpoints = Folder(f"{url}/checkpoints")
     try:
         wait_for(lambda: checkpoints.read("first") == b"given")
@@ -80,7 +80,7 @@ def test_an_upload_that_fails_is_repeated_and_then_fails_the_task(tmp_path: Path
     missing = task("missing", "touch {{output}}/x", "outputs: [{url: s3://missing/out}]")
     (tmp_path / "file.yaml").write_text(workflow(lost, missing, task("after", "true", "inputs: [{task: lost}]")))
     with s3_server() as server:
-        process = start(tmp_path, "file.yaml")
+        process = start(tmp_path, "launch", "file.yaml")
         try:
             wait_for(lambda: Folder(url).listing() == ["first"])
             server.stop()
@@ -121,7 +121,7 @@ def test_a_dry_run_checks_the_file_and_not_the_host(tmp_path: Path):
 
 def test_a_task_whose_coordinator_is_killed_ends(tmp_path: Path):
     (tmp_path / "file.yaml").write_text(workflow(task("one", "setsid sleep 1000 & touch {{output}}/up; wait")))
-    process = start(tmp_path, "file.yaml")
+    process = start(tmp_path, "launch", "file.yaml")
     try:
         wait_for(lambda: list(tmp_path.glob("jobs/test-1/*/output/up")))
     finally:

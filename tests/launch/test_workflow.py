@@ -10,7 +10,7 @@ from paceline.launch.profile import read_profile
 from paceline.launch.workflow import WorkflowFile, parse_workflow, read_workflow
 
 FILE = Path("file.yaml")
-SHIPPED = ("train_one_node.yaml", "train_policy.yaml", "train_then_export.yaml")
+SHIPPED = ("train_cameras.yaml", "train_one_node.yaml", "train_policy.yaml", "train_then_export.yaml")
 # The structure of OSMO's example of training on several nodes.
 MULTI_NODE = """\
 # One lead and several workers.

@@ -39,9 +39,9 @@ def launch(text: str, folder: Path, *argv: str, **environment: str) -> subproces
     return paceline("launch", "file.yaml", *argv, cwd=folder, **{"XDG_CONFIG_HOME": str(folder)} | environment)
 
 
-def start(folder: Path, *argv: str, command: str = "launch") -> subprocess.Popen[str]:
+def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", command, *argv],
+        [*DEFAULT_SIGNALS, sys.executable, "-m", "paceline", *argv],
         cwd=folder,
         env=os.environ | {"XDG_CONFIG_HOME": str(folder)},
         stdout=subprocess.PIPE,

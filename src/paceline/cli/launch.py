@@ -35,7 +35,8 @@ class LaunchArguments:
     set_string: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
     """Values of variables of the file that stay strings, also if they are numbers."""
     on: Annotated[str, option("|".join(ENGINES))] = "local"
-    """Engine that runs the workflow. local: every task is a process on this machine."""
+    """Engine that runs the workflow. local: every task is a process on this machine. slurm: every group is a Slurm
+    job."""
     profile: Annotated[Path | None, option("FILE")] = None
     """File with the settings of this site. The default is ~/.config/paceline/profile.yaml, if it exists, or
     paceline/profile.yaml in $XDG_CONFIG_HOME."""
@@ -43,12 +44,12 @@ class LaunchArguments:
     """Check the file, print what would be submitted, and start nothing. This machine is not checked."""
     follow: Annotated[bool, FlagCreatePairsOff] = False
     """Print the output of the tasks, with the name of the task before each line. Otherwise a table of the tasks is
-    shown."""
+    shown, or, on Slurm, the command ends when the jobs are submitted."""
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None
-    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_one_node.yaml,
-    train_policy.yaml and train_then_export.yaml."""
+    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_cameras.yaml,
+    train_one_node.yaml, train_policy.yaml and train_then_export.yaml."""
 
 
 def launch(argv: list[str], console: Console) -> int:

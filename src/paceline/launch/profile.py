@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from paceline.errors import UserError, one_line
 from paceline.launch.document import Document, LineError
+from paceline.launch.spec import Seconds
 from paceline.validation import read_text
 
 
@@ -29,6 +30,35 @@ class TaskLimits(Section):
 
 class LocalSettings(TaskLimits):
     """Settings of the engine `local`."""
+
+
+class SlurmSettings(TaskLimits):
+    """Settings of the engine `slurm`."""
+
+    partition: str | None = None
+    """Partition of the jobs. The default is that of the cluster."""
+    account: str | None = None
+    """Account that is charged."""
+    qos: str | None = None
+    """Quality of service."""
+    constraint: str | None = None
+    """Features that the nodes must have, as for `sbatch --constraint`."""
+    time: Annotated[Seconds, Ge(60)] | None = None
+    """Time limit of one start of a job, at least 60 s, for example 24h. A job that reaches it saves a checkpoint and is
+    requeued. The default is that of the partition."""
+    signal_seconds: Annotated[int, Ge(1), Le(65535)] = 120
+    """Time before the limit at which the tasks are stopped, s; from 1 to 65535. Slurm may be up to 60 s early."""
+    gpu_option: Annotated[str, StringConstraints(pattern=r"^--.*\{gpu\}")] = "--gpus-per-node={gpu}"
+    """Option of sbatch that requests {gpu} GPUs per node, for example --gres=gpu:a100:{gpu}."""
+    tmp: bool = True
+    """Request `storage` as temporary disk space of the nodes (`--tmp`). Set it to false where the nodes have no TmpDisk
+    in the configuration of Slurm."""
+    pools: dict[str, str] = {}
+    """Partition of each `pool` of a workflow."""
+    platforms: dict[str, str] = {}
+    """Constraint of each `platform` of a workflow."""
+    options: list[Annotated[str, StringConstraints(pattern=r"^--[a-z]")]] = []
+    """Further options of sbatch, for example --reservation=NAME."""
 
 
 class KubernetesSettings(TaskLimits):
@@ -83,6 +113,7 @@ class Profile(Section):
     environment: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     """Virtual environment whose programs the tasks use. The default is the one in which Paceline runs."""
     local: LocalSettings = LocalSettings()
+    slurm: SlurmSettings = SlurmSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     osmo: OsmoSettings = OsmoSettings()
     container: ContainerSettings | None = None

@@ -67,7 +67,7 @@ def run(spec: TaskSpec, is_controlled: bool = True) -> int:
 def _run_command(spec: TaskSpec, files: TaskFiles, is_controlled: bool) -> int:
     stop = _StopRequest()
     for number in SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda *_: stop.set_by_signal())
     processes.adopt_orphans()
     arguments, variables = command_of(spec)
     try:
@@ -112,10 +112,15 @@ class _StopRequest(threading.Event):
     """A request to stop the task, with its time."""
 
     at = math.inf
+    is_signaled = False
 
     def set(self) -> None:
         self.at = min(self.at, time.monotonic())
         super().set()
+
+    def set_by_signal(self) -> None:
+        self.is_signaled = True
+        self.set()
 
 
 def _finish(
@@ -180,10 +185,10 @@ def _watch_input(stop: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _stop_when_requested(stop: threading.Event, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
+def _stop_when_requested(stop: _StopRequest, command: subprocess.Popen[bytes], spec: TaskSpec) -> None:
     stop.wait()
-    with suppress(ProcessLookupError, PermissionError):
-        if command.poll() is None:
+    if command.poll() is None and (spec.forward_sigterm or not stop.is_signaled):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(command.pid, signal.SIGTERM)
     try:
         command.wait(spec.grace_seconds)

@@ -47,7 +47,7 @@ class Transport(Protocol):
 
     def reserve(self, group: Group) -> bool:
         """Reserve nodes and GPUs for the tasks of a group. Return False if the group must wait until another one has
-        ended."""
+        ended. A group that is started again is released and then reserved again."""
         ...
 
     def release(self, group: Group) -> None:
@@ -282,10 +282,10 @@ class Coordinator:
         if group.active:
             return
         group.ending = None
-        if ending.result == State.RUNNING:
-            self._start(group)
-            return
         self._transport.release(group.group)
+        if ending.result == State.RUNNING:
+            group.state = State.WAITING
+            return
         group.state = ending.result
         for run in group.tasks:
             if run.state in (State.WAITING, State.RUNNING):

@@ -74,8 +74,9 @@ def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
             yield f"dataset.{key}", f"{value[:80]!r} must be a relative path without .."
 
 
-def notes(file: WorkflowFile, profile: Profile) -> list[str]:
-    """Return what the engine does not use although the file has it, one line each."""
+def notes(file: WorkflowFile, profile: Profile, honored: Iterable[str] = ()) -> list[str]:
+    """Return what the engine does not use although the file has it, one line each. `honored` are keys that the engine
+    honors, though most engines do not."""
     workflow = file.workflow
     found = list[str]()
     if profile.container is None:
@@ -83,7 +84,7 @@ def notes(file: WorkflowFile, profile: Profile) -> list[str]:
         found.append(f"image {', '.join(images)} is not used: tasks run in the environment {environment(profile)}")
     platforms = dict.fromkeys(resource.platform for resource in workflow.resources.values() if resource.platform)
     for key, names in (("pool", [workflow.pool] if workflow.pool else []), ("platform", platforms)):
-        if names:
+        if names and key not in honored:
             found.append(f"{key} {', '.join(names)} is not used: all tasks run on this machine")
     if any(task.downloadType or task.cacheSize for task in tasks_of(workflow)):
         found.append("downloadType and cacheSize are not used: inputs are downloaded before a task starts")

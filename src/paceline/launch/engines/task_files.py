@@ -40,6 +40,9 @@ class TaskSpec(BaseModel):
     """Contents of the credentials that the task reads as files, by the name of the credential."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+    forward_sigterm: bool = True
+    """Forward a SIGTERM of the task runner to the command. False if the engine sends SIGTERM to all processes of the
+    task: at the second one, torch's elastic agent ends without waiting for the checkpoint of its ranks."""
 
     @property
     def directory(self) -> Path:
