@@ -36,7 +36,7 @@ class LaunchArguments:
     """Values of variables of the file that stay strings, also if they are numbers."""
     on: Annotated[str, option("|".join(ENGINES))] = "local"
     """Engine that runs the workflow. local: every task is a process on this machine. slurm: every group is a Slurm
-    job."""
+    job. kubernetes: every task is a pod of a JobSet. osmo: the osmo command submits the file."""
     profile: Annotated[Path | None, option("FILE")] = None
     """File with the settings of this site. The default is ~/.config/paceline/profile.yaml, if it exists, or
     paceline/profile.yaml in $XDG_CONFIG_HOME."""
@@ -44,7 +44,7 @@ class LaunchArguments:
     """Check the file, print what would be submitted, and start nothing. This machine is not checked."""
     follow: Annotated[bool, FlagCreatePairsOff] = False
     """Print the output of the tasks, with the name of the task before each line. Otherwise a table of the tasks is
-    shown, or, on Slurm, the command ends when the jobs are submitted."""
+    shown, or, on slurm, kubernetes and osmo, the command ends when the job is submitted."""
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
     copy: Annotated[str | None, option("NAME")] = None

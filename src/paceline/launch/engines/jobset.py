@@ -55,7 +55,7 @@ def render(
     """Return the objects of a job. `read` returns the contents of a file with `localpath`. Raise UserError if the files
     of a task are too large."""
     name = dns_label(workflow_id, _LONGEST_JOBSET)
-    job = _Job(workflow, settings, workflow_id, {INSTANCE: name} | workflow.labels, read, {})
+    job = _Job(workflow, settings, workflow_id, workflow.labels | {INSTANCE: name}, read, {})
     group_of = group_by_task(workflow)
     needs = {group.name: upstream(group, group_of) for group in workflow.task_groups}
     parts = dict[str, list[Group]]()
@@ -206,14 +206,18 @@ class _Pod:
             # A counted failure fails the Job at once, and JobSet starts all tasks of the group again.
             codes = {"containerName": _CONTAINER, "operator": "NotIn", "values": self._codes("RESCHEDULE") or [0]}
             rules = [{"action": "Count", "onPodConditions": disrupted}, {"action": "FailJob", "onExitCodes": codes}]
-        limit = self._job.workflow.timeout.exec_timeout
+        timeout = self._job.workflow.timeout
+        deadline = dict[str, int]()
+        if timeout.exec_timeout is not None:
+            # The time in which a pod waits for a node counts.
+            deadline["activeDeadlineSeconds"] = max(1, math.ceil(timeout.exec_timeout + (timeout.queue_timeout or 0)))
         return {
             "completionMode": "Indexed",
             "completions": 1,
             "parallelism": 1,
             "backoffLimit": self._job.settings.max_reschedules if self.restarts_alone else 0,
             "podFailurePolicy": {"rules": rules},
-            **({"activeDeadlineSeconds": max(1, math.ceil(limit))} if limit is not None else {}),
+            **deadline,
             "template": {"metadata": {"labels": self._job.labels}, "spec": self._pod_spec()},
         }
 

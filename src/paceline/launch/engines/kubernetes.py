@@ -161,8 +161,8 @@ def _check(file: WorkflowFile, profile: Profile) -> None:
 def _unsupported(workflow: Workflow) -> Iterator[tuple[str, str]]:
     if workflow.pool:
         yield "pool", "remove it; kubernetes.namespace and kubernetes.node_selector of the profile choose the nodes"
-    if workflow.timeout.queue_timeout is not None:
-        yield "timeout.queue_timeout", "remove it; pods wait until a node is free"
+    if workflow.timeout.queue_timeout is not None and workflow.timeout.exec_timeout is None:
+        yield "timeout.queue_timeout", "add exec_timeout; only the sum of both is a limit of Kubernetes"
     groups = group_by_task(workflow)
     for group in workflow.task_groups:
         if len(upstream(group, groups)) > _MOST_UPSTREAM_GROUPS:
