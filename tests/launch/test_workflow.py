@@ -176,6 +176,14 @@ def test_the_files_of_paceline_are_valid(name: str, values: list[str]):
     assert file.workflow.task_groups[0].lead.image == "paceline"
 
 
+def test_the_file_of_the_page_for_isaac_lab_has_one_line_per_node():
+    page = (Path(__file__).parents[2] / "docs" / "isaaclab_launch.md").read_text()
+    text = page.split('```yaml title="isaaclab_train.yaml"\n')[1].split("```")[0]
+    (group,) = parse(text, "num_nodes=3").workflow.task_groups
+    assert (group.lead.name, len(group.tasks)) == ("node-0", 3)
+    assert "--nnodes=3 --node_rank=2" in (group.tasks[2].files[0].contents or "")
+
+
 def test_the_folder_of_the_repository_is_that_of_the_package():
     folder = Path(__file__).parents[2] / "workflows"
     assert sorted(file.name for file in folder.iterdir()) == sorted(SHIPPED)
