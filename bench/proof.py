@@ -13,20 +13,17 @@ import argparse
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict
 from json import loads
 from pathlib import Path
+from typing import Any
 
 import rates
-import torch
 
-from paceline.distributed.group import Group
-from paceline.distributed.rank import Rank
+from paceline.evaluate import evaluate
 from paceline.learners.learner import settings_of
-from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
-from paceline.training.build import make_env, make_learner
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 POINTS = 80
@@ -122,7 +119,7 @@ def main() -> None:
         num_envs=config.num_envs,
         trained={name: value for name, value in run.result().items() if name in KEPT},
         curve=curve(run, config),
-        watched={engine: evaluate(run, config, engine, args.episodes) for engine in args.engines},
+        evaluated={engine: evaluated(run, engine, args.episodes) for engine in args.engines},
     )
 
 
@@ -171,31 +168,15 @@ def curve(run: RunDir, config: TrainConfig) -> dict[str, list[float]]:
     }
 
 
-@torch.inference_mode()
-def evaluate(run: RunDir, config: TrainConfig, engine: str, episodes: int) -> dict[str, float]:
-    """Run one complete episode per env with the policy of the newest checkpoint, without exploration noise."""
-    on_gpu = engine == "warp" and torch.cuda.is_available()
-    config = replace(config, engine=engine, gpu_ids=(0,) if on_gpu else (), seed=config.seed + 1000)
-    env = make_env(config, Rank(), range(episodes), for_evaluation=True)
-    learner = make_learner(config, env, Group(Rank()))
-    learner.load_policy(checkpoint.load(checkpoint.newest(run.checkpoints))["learner"])
-    policy, obs = learner.policy().to(env.device), env.reset()
-    running = torch.ones(episodes, dtype=torch.bool, device=env.device)
-    fell = torch.zeros_like(running)
-    ended = torch.zeros(episodes, len(env.log_names), device=env.device)
-    for _ in range(env.max_episode_steps):
-        step = env.step(policy(obs))
-        obs, over = step.obs, running & (step.terminated | step.truncated)
-        fell |= running & step.terminated
-        ended = torch.where(over.unsqueeze(1), step.log, ended)
-        running &= ~over
-    means = zip(env.log_names, ended.mean(0).tolist(), strict=True)
-    kept = {name: value for name, value in means if not name.startswith("reward/")}
-    found = {"episodes": episodes, "ended early": fell.float().mean().item(), **kept}
-    if "measure/successes" in kept:
-        some = ended[:, env.log_names.index("measure/successes")] >= 0.5
-        found["with a success"] = some.float().mean().item()
-    return found
+def evaluated(run: RunDir, engine: str, episodes: int) -> dict[str, Any]:
+    """Return the estimates for the policy of the newest checkpoint, without those of the reward terms."""
+    found, _ = evaluate(str(run.path), episodes, engine)
+    kinds = {"nominal": found.nominal, "randomized": found.randomized}
+    return {"episodes": found.episodes} | {
+        kind: {name: asdict(each) for name, each in estimates.items() if not name.startswith("reward/")}
+        for kind, estimates in kinds.items()
+        if estimates
+    }
 
 
 def plot() -> None:

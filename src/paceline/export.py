@@ -45,7 +45,7 @@ def export(run: str, format: str, output: Path | None, task: str | None = None, 
     obs = [_example(env.observation_spec[group], generator) for group in found.policy.groups]
     if not bool(policy(*obs).isfinite().all()):
         raise UserError(f"the policy of {found.file} gives actions that are not finite: choose another checkpoint")
-    about = {"task": found.task, "iteration": found.iteration, "step_seconds": env.step_seconds}
+    about = {"task": found.config.task, "iteration": found.iteration, "step_seconds": env.step_seconds}
     content = (_onnx if format == "onnx" else _torchscript)(policy, obs, about)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

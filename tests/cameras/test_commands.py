@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from paceline.errors import UserError
+from paceline.evaluate import evaluate
 from paceline.export import export
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
@@ -57,3 +58,9 @@ def test_an_exported_policy_takes_images_as_the_camera_gives_them(run: Path, for
     else:
         found = torch.jit.load(str(file))(image)
     torch.testing.assert_close(found, trained.policy({"front_rgb": image}), rtol=1e-4, atol=1e-5)
+
+
+def test_a_policy_with_a_camera_is_evaluated(run: Path) -> None:
+    evaluation, _ = evaluate(str(run), episodes=3)
+    assert evaluation.nominal is not None
+    assert evaluation.nominal["length"].mean > 1.0

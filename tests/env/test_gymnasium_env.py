@@ -23,6 +23,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.gymnasium_env import GymnasiumEnv
 from paceline.errors import UserError
+from paceline.evaluate import evaluate
 from paceline.export import export
 from paceline.learners.learner import LEARNERS
 from paceline.learners.ppo.settings import PpoSettings
@@ -292,6 +293,9 @@ def test_a_run_is_trained_resumed_rendered_and_exported(learner: str, tmp_path: 
     assert frames[:, :12].max() < 20, "no black above a picture that is wider than high"
     assert len({round(float(frame[32, 32, 0]) / 50) for frame in frames}) > 2, "the count does not show"
     policy = torch.jit.load(export(str(run.path), "torchscript", None))
+    evaluation, _ = evaluate(str(run.path), episodes=2)
+    assert evaluation.nominal is not None
+    assert evaluation.nominal["length"].mean > 0
     assert policy(torch.zeros(5, 2)).shape == (5, 3)
 
 

@@ -52,7 +52,7 @@ PartitionName=urgent Nodes=ALL MaxTime=10 PriorityTier=2 PreemptMode=OFF
 class SlurmCluster:
     """A running cluster with the partitions `train` (default) and `urgent`, whose jobs preempt those of `train`.
 
-    Rules for a batch script that trains:
+    Rules for a batch script that trains, which the engine slurm follows:
 
     - `--requeue` lets Slurm requeue the job after the loss of a node, if the job still runs when Slurm detects the
       loss, after SlurmdTimeout (300 s by default). With `--max-restarts` above 0 it does: the agents that are left
@@ -73,6 +73,9 @@ class SlurmCluster:
       trap only after a foreground command has ended.
     - The script may run `scontrol requeue` only while its JobState is RUNNING: otherwise it restarts a job that was
       canceled. No exit code requeues a job, unless the site sets RequeueExit.
+    - SIGTERM to srun kills its step at once. The end of srun's standard input reaches the step, so that it can end in
+      its own time. srun exits with 0 if the node of its step is lost.
+    - With proctrack/linuxproc, as here, all processes of a step receive SIGTERM, with proctrack/cgroup only the first.
     - A requeued job starts after cred_expire of AuthInfo at the earliest: 120 s by default, 5 s here. It has the same
       ID and script. `paceline train --run-dir DIR` continues its run, and exits with 0 if the run has completed.
     """

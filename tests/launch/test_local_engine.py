@@ -125,6 +125,17 @@ def test_a_failed_worker_fails_the_group_only_if_the_file_says_so(ignored: bool,
     assert states(tmp_path) == {"lead": ("completed", 0) if ignored else ("stopped", 143), "worker": ("failed", 5)}
 
 
+@pytest.mark.parametrize("barrier", [True, False])
+def test_with_a_barrier_no_task_starts_before_the_files_of_all_are_ready(barrier: bool, tmp_path: Path):
+    bad = task("worker", "true", "files: [{path: a, contents: b}, {path: a/c, contents: d}]")
+    lead = task("lead", "echo start", "lead: true")
+    done = launch(group(lead, bad, keys="" if barrier else "    barrier: false\n"), tmp_path)
+    assert done.returncode == (1 if barrier else 0)
+    assert states(tmp_path)["worker"] == ("failed", None)
+    assert "cannot prepare its files: " in result(tmp_path)["tasks"]["worker"]["reason"]
+    assert "start" not in log(tmp_path, "lead") if barrier else log(tmp_path, "lead") == "start\n"
+
+
 def test_a_killed_worker_is_started_again_alone(tmp_path: Path):
     again = tmp_path / "again"
     worker = f"if [ -e {again} ]; then touch {tmp_path}/done; sleep 1000; fi; touch {again}; kill -9 $$"
@@ -257,6 +268,28 @@ def train(name: str, *values: str, options: str = "") -> list[str]:
     fixed = ("num_gpu=0", "max_restarts=3", "memory=1Gi")
     file = str(WORKFLOWS / f"{name}.yaml")
     return ["launch", file, "--oversubscribe", "--set", *fixed, *values, "--set-string", SMALL + options]
+
+
+def test_a_second_ctrl_c_kills_all_tasks_at_once(tmp_path: Path):
+    script = "trap '' TERM; touch {{output}}/up; while true; do sleep 1; done"
+    (tmp_path / "file.yaml").write_text(workflow(task("one", script), task("two", script)))
+    (tmp_path / "profile.yaml").write_text("local: {grace_seconds: 3600}\n")
+    process = start(tmp_path, "launch", "file.yaml", "--profile", "profile.yaml")
+    printed = process.stdout
+    assert printed
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("jobs/test-1/*/output/up"))) == 2)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: "Press Ctrl-C again" in printed.readline())
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, output
+    assert not marked(tmp_path)
+    status = paceline("status", "test-1", cwd=tmp_path)
+    assert "test-1 on local: interrupted" in status.stdout
 
 
 def test_a_policy_is_trained_and_exported_although_the_port_of_tensorboard_is_used(tmp_path: Path):

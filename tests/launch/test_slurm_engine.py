@@ -12,7 +12,7 @@ from tests.forked import paceline
 
 WORKFLOWS = Path(__file__).parents[2] / "workflows"
 PROFILE = """\
-storage_root: /shared
+storage_root: /nfs
 environment: /opt/paceline
 slurm:
   partition: gpu
@@ -28,7 +28,7 @@ slurm:
 """
 FILE = """\
 workflow:
-  name: example
+  name: ex
   pool: large
   labels: {team: robot arms, run: "7"}
   timeout: {exec_timeout: 2h}
@@ -40,9 +40,9 @@ workflow:
   - {name: train, image: i, command: [train]}
 """
 EXAMPLE = """\
-# /shared/jobs/example-1/train.sbatch
+# /nfs/jobs/ex-1/train.sbatch
 #!/bin/bash
-#SBATCH --job-name=example-1.train
+#SBATCH --job-name=ex-1.train
 #SBATCH --partition=gpu-large
 #SBATCH --account=robots
 #SBATCH --qos=normal
@@ -58,15 +58,15 @@ EXAMPLE = """\
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/shared/jobs/example-1/train.slurm.log
+#SBATCH --output=/nfs/jobs/ex-1/train.slurm.log
 #SBATCH '--comment=team=robot arms,run=7'
 #SBATCH --reservation=night
 #SBATCH --mail-type=END
-exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /shared/jobs/example-1 train
+exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/jobs/ex-1 train
 
-# /shared/jobs/example-1/report.sbatch
+# /nfs/jobs/ex-1/report.sbatch
 #!/bin/bash
-#SBATCH --job-name=example-1.report
+#SBATCH --job-name=ex-1.report
 #SBATCH --partition=gpu-large
 #SBATCH --account=robots
 #SBATCH --qos=normal
@@ -78,17 +78,17 @@ exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /shared/
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/shared/jobs/example-1/report.slurm.log
+#SBATCH --output=/nfs/jobs/ex-1/report.slurm.log
 #SBATCH '--comment=team=robot arms,run=7'
 #SBATCH --reservation=night
 #SBATCH --mail-type=END
-exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /shared/jobs/example-1 report
+exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/jobs/ex-1 report
 
-job1=$(sbatch --parsable /shared/jobs/example-1/train.sbatch)
-job2=$(sbatch --parsable --dependency=afterok:$job1 --kill-on-invalid-dep=yes /shared/jobs/example-1/report.sbatch)
+job1=$(sbatch --parsable --export=ALL /nfs/jobs/ex-1/train.sbatch)
+job2=$(sbatch --parsable --export=ALL --dependency=afterok:$job1 --kill-on-invalid-dep=yes /nfs/jobs/ex-1/report.sbatch)
 """
 NODES = """\
-# /shared/jobs/train-policy-1/training.sbatch
+# /nfs/jobs/train-policy-1/training.sbatch
 #!/bin/bash
 #SBATCH --job-name=train-policy-1.training
 #SBATCH --nodes=4
@@ -100,10 +100,10 @@ NODES = """\
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=/shared/jobs/train-policy-1/training.slurm.log
-exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /shared/jobs/train-policy-1 training
+#SBATCH --output=/nfs/jobs/train-policy-1/training.slurm.log
+exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/jobs/train-policy-1 training
 
-job1=$(sbatch --parsable /shared/jobs/train-policy-1/training.sbatch)
+job1=$(sbatch --parsable --export=ALL /nfs/jobs/train-policy-1/training.sbatch)
 """
 
 
@@ -133,7 +133,7 @@ def test_a_dry_run_prints_the_scripts_and_commands_of_all_settings(tmp_path: Pat
 
 
 def test_a_dry_run_of_several_nodes_needs_no_slurm(tmp_path: Path):
-    (tmp_path / "profile.yaml").write_text("storage_root: /shared\nenvironment: /opt/paceline\n")
+    (tmp_path / "profile.yaml").write_text("storage_root: /nfs\nenvironment: /opt/paceline\n")
     argv = ["--on", "slurm", "--profile", "profile.yaml", "--set", "num_nodes=4", "--dry-run"]
     done = paceline("launch", str(WORKFLOWS / "train_policy.yaml"), *argv, cwd=tmp_path, PATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (0, NODES), done.stderr

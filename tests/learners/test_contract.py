@@ -17,6 +17,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.vec_env import Step, VecEnv
+from paceline.evaluate import evaluate
 from paceline.export import export
 from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
@@ -184,14 +185,14 @@ def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site
     run = tmp_path / "run"
     argv = ["train", "faulty", "--learner", learner, "--gpu-ids", "none", "--num-envs", "6", "--run-dir", str(run)]
     environment = {"PYTHONPATH": str(site)}
-    rank = [*argv, "--max-iterations", "2"], environment
+    rank = [*argv, "--max-iterations", "2", "--eval-every", "2", "--eval-episodes", "3"], environment
     for done in paceline_on_ranks(tmp_path, rank, rank):
         assert done.returncode == 0, done.stderr
     result = json.loads((run / "result.json").read_text())
     assert (result["learner"], result["world_size"], result["total_envs"]) == (learner, 2, 12)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) >= METRICS | {"seconds/update/max", "episode/return"}
+    assert set(events.Tags()["scalars"]) >= METRICS | {"seconds/update/max", "episode/return", "eval/return"}
 
     on_ranks(1, check_export, run, site)
 
@@ -208,9 +209,14 @@ def test_two_ranks_train_are_exported_resume_and_end_together(learner: str, site
 
 
 def check_export(run: Path, site: Path) -> None:
-    """Check that an exported policy acts as the learner does."""
+    """Check that an exported policy acts as the learner does, and is evaluated as during training."""
     sys.path.insert(0, str(site))
     loaded = playable(str(run))
     obs = loaded.env.reset()
     exported = torch.jit.load(export(str(run), "torchscript", run.parent / "policy.pt"))
     torch.testing.assert_close(exported(obs["policy"]), loaded.policy(obs))
+    evaluation, _ = evaluate(str(run), episodes=4)
+    during = json.loads(next((run / "eval").glob("iteration_00000002_*")).read_text())
+    assert (evaluation.episodes, during["episodes"]) == (4, 4)
+    assert evaluation.nominal is not None
+    assert evaluation.nominal["return"].mean == pytest.approx(during["nominal"]["return"]["mean"])

@@ -59,7 +59,7 @@ def tasks(argv: list[str], console: Console) -> int:
 
 
 @dataclass(frozen=True)
-class _PolicyArguments:
+class PolicyArguments:
     """Options that select a trained policy."""
 
     run: Annotated[Positional[str], option("RUN")]
@@ -71,7 +71,7 @@ class _PolicyArguments:
 
 
 @dataclass(frozen=True)
-class PlayArguments(_PolicyArguments):
+class PlayArguments(PolicyArguments):
     """Record a video of a trained policy in one env. No display is needed."""
 
     video: Annotated[Path | None, option("FILE")] = None
@@ -107,7 +107,7 @@ def play(argv: list[str], console: Console) -> int:
 
 
 @dataclass(frozen=True)
-class ExportArguments(_PolicyArguments):
+class ExportArguments(PolicyArguments):
     """Export a trained policy, including its observation normalizer, to one file."""
 
     format: Literal["onnx", "torchscript"] = "onnx"

@@ -19,6 +19,7 @@ _COMMANDS = {
     "cancel": "jobs",
     "tensorboard": "jobs",
     "tasks": "commands",
+    "eval": "evaluate",
     "play": "commands",
     "export": "commands",
     "doctor": "commands",
@@ -30,6 +31,7 @@ OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJo
   paceline launch FILE    Run a workflow file: training on several nodes, or several tasks.
   paceline status JOB     Show a job of paceline launch; logs, cancel and tensorboard are similar.
   paceline tasks          List the tasks.
+  paceline eval RUN       Evaluate a trained policy over many episodes.
   paceline play RUN       Record a video of a trained policy.
   paceline export RUN     Export a trained policy as ONNX or TorchScript.
   paceline doctor         Check this machine before training.

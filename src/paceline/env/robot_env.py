@@ -41,13 +41,15 @@ class RobotEnv:
         seed: int = 0,
         first_env: int = 0,
         threads: int | None = None,
+        randomize: bool = True,
     ):
         check_members(task)
         self.task, self.num_envs, self.num_actions, self.seed = task, num_envs, task.num_actions, seed
         self.device, self.first_env = torch.device(device), first_env
         self.capturable = self.device.type == "cuda"
         self._updates_state, self._resamples = overrides(task, "update_state"), overrides(task, "resample")
-        model, randomized, cameras = task.model(), task.randomized_fields(), task.cameras()
+        model, cameras = task.model(), task.cameras()
+        randomized = task.randomized_fields() if randomize else ()
         check_model(task, model)
         prepare_model(model, cameras)
         self.sim = make_sim(model, num_envs, engine, self.device, per_env_fields(randomized, model), threads)

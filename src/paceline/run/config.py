@@ -56,6 +56,12 @@ class RunOptions:
     image_every: Annotated[int, Ge(0), option("K")] = 50
     """Number of iterations between two pictures of up to 16 envs that the logger shows; at least 0.
     The pictures show what the cameras see, beginning with the first iteration. With 0 there are none."""
+    eval_every: Annotated[int, Ge(0), option("N")] = 0
+    """Number of iterations between two evaluations of the policy without exploration noise, as by `paceline eval`; at
+    least 0. With 0 there are none. Training is the same with and without them."""
+    eval_episodes: Annotated[int, Ge(2), Le(MOST_ENVS), option("N")] = 128
+    """Number of episodes of an evaluation, from 2 to 2^24, rounded up to a multiple of the number of ranks. All of
+    them run at once, beside the envs of the training."""
     checkpoint_every: Annotated[Count, option("N")] = 50
     """Number of iterations between two checkpoints, at least 1."""
     keep_checkpoints: Annotated[Count, option("K")] = 3

@@ -38,6 +38,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.videos = path / "videos"
+        self.evaluations = path / "eval"
         self.worker_logs = path / "workers"
         self.error_file = path / "error.log"
         """Traceback of the error that ended the run."""

@@ -60,15 +60,21 @@ def check_task(config: TrainConfig) -> None:
 
 
 def make_env(
-    config: TrainConfig, rank: Rank, envs: range, renderable: bool = False, for_evaluation: bool = False
+    config: TrainConfig,
+    rank: Rank,
+    envs: range,
+    renderable: bool = False,
+    for_evaluation: bool = False,
+    randomize: bool = True,
 ) -> VecEnv:
-    """Return the env of one rank. With `for_evaluation`, the task has full difficulty and no curriculum."""
+    """Return the env of one rank. With `for_evaluation`, the task has full difficulty and no curriculum. Without
+    `randomize`, all envs have the model of the task."""
     entry, task = registry.find(config.task), _task(config)
     task = task.for_evaluation() if for_evaluation and isinstance(task, Task) else task
     arguments = {"num_envs": len(envs), "device": rank.device, "seed": config.seed, "first_env": envs.start}
     engine_of(config, rank.device)
     if not isinstance(entry, EnvEntry):
-        return RobotEnv(task, engine=config.engine, threads=rank.cores, **arguments)
+        return RobotEnv(task, engine=config.engine, threads=rank.cores, randomize=randomize, **arguments)
     make = entry.make_renderable if renderable else entry.make
     if make is None:
         raise UserError(f"task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`: give it one")
@@ -132,9 +138,10 @@ def _check_finite(found: Any, name: str) -> None:
 class Playable:
     """A policy with one env, on the CPU."""
 
+    config: TrainConfig
+    """Configuration of the run, with the CPU as device."""
     env: VecEnv
     policy: Policy
-    task: str
     iteration: int
     folder: Path
     """Directory for files made from the policy."""
@@ -154,7 +161,7 @@ def playable(
         activation = activation or registry.find(task).training.activation
         inputs = env.observation_spec["policy"].shape[0]
         found = load_external_policy(file, activation, inputs, env.num_actions)
-        return Playable(env, found.policy, task, found.iteration, file.parent, file)
+        return Playable(config, env, found.policy, found.iteration, file.parent, file)
     if activation:
         raise UserError(f"--activation {activation} is for policies trained outside of Paceline: give --task too")
     if run.endswith(".pt") and Path(run).is_file():
@@ -167,4 +174,4 @@ def playable(
     learner = make_learner(config, env, Group(Rank()))
     with checkpoint.reading(file):
         load_state(learner, saved["learner"], policy_only=True)
-    return Playable(env, learner.policy(), config.task, learner.iteration, opened.path, file)
+    return Playable(config, env, learner.policy(), learner.iteration, opened.path, file)

@@ -23,6 +23,7 @@ from paceline.tasks import registry
 from paceline.tasks.registry import EnvEntry
 from paceline.training.build import check_task, engine_of, load_state, make_env, make_learner
 from paceline.training.image_memory import check_image_memory
+from paceline.training.periodic_evaluation import PeriodicEvaluation
 from paceline.training.pictures import pictures_of
 from paceline.training.plan import Plan
 from paceline.training.ranks import Member, describe_device, print_header
@@ -71,6 +72,7 @@ class Session:
         self._first_iteration, self._saved_iteration = plan.iteration, -1
         self._seconds = 0.0
         self._tensorboard: SummaryWriter | None = None
+        self._evaluation: PeriodicEvaluation | None = None
         if plan.saved is not None:
             self._restore(plan.saved)
 
@@ -93,13 +95,16 @@ class Session:
         if isinstance(self.env, RobotEnv):
             for message in self.env.camera_messages:
                 self._print(message)
-        env = self.env if self.group.is_distributed else cast("VecEnv", _StoppableEnv(self.env, self._interrupts))
-        self.learner = make_learner(self.config, env, self.group)
+        self.learner = make_learner(self.config, self._stoppable(self.env), self.group)
         if self.engine == "warp":
             self._print(
                 f"Envs and networks built in {time.monotonic() - started:.0f} s. The first iteration compiles the "
                 "policy and the update, the second records their CUDA graphs."
             )
+
+    def _stoppable(self, env: VecEnv) -> VecEnv:
+        """Return an env whose steps a stop request ends. Several ranks must end together, so they have no such env."""
+        return env if self.group.is_distributed else cast("VecEnv", _StoppableEnv(env, self._interrupts))
 
     def _print_header(self, members: list[Member]) -> None:
         for console in self._consoles:
@@ -147,6 +152,13 @@ class Session:
                     line.show(learner.iteration, self.steps_per_second(), self.episodes.means())
                 if learner.iteration % config.checkpoint_every == 0:
                     self.save()
+                if config.eval_every and learner.iteration % config.eval_every == 0:
+                    began = time.monotonic()
+                    try:
+                        self._log(learner.iteration, self._evaluate())
+                    except StopRequested:
+                        break
+                    started += time.monotonic() - began
             self._log(learner.iteration, exchange.finish())
 
     def _log(self, iteration: int, values: dict[str, float]) -> None:
@@ -158,6 +170,16 @@ class Session:
         if self._tensorboard:
             for name, picture in pictures_of(self.env).items():
                 self._tensorboard.add_image(f"cameras/{name}", picture, self.learner.iteration)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluate the policy, write the result and return the means to log."""
+        if self._evaluation is None:
+            self._evaluation = PeriodicEvaluation(self.config, self.group, self._stoppable)
+        evaluation = self._evaluation.evaluate(self.learner.policy(), self.learner.iteration)
+        if self.rank.is_main:
+            evaluation.write(self._plan.run.evaluations)
+        estimates = evaluation.randomized or evaluation.nominal or {}
+        return {f"eval/{name.removeprefix(_METRIC_PREFIX)}": each.mean for name, each in estimates.items()}
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return the values to log."""

@@ -67,7 +67,7 @@ def record(
     steps_per_frame, rate = frame_rate(env.step_seconds)
     scores = Scores(env)
     if cameras and not camera_images(env):
-        raise UserError(f"--cameras: the task {trained.task} has no cameras; leave it out")
+        raise UserError(f"--cameras: the task {trained.config.task} has no cameras; leave it out")
     view = _camera_view(env, width, height) if cameras else _renderer(env, width, height, show_arrows=overlay)
     with view as render:
         frames = (render() for _ in _run_policy(env, trained.policy, scores, steps, steps_per_frame))

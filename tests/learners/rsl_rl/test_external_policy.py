@@ -260,7 +260,7 @@ def test_a_missing_file_and_an_unknown_activation_are_rejected(tmp_path: Path):
         load_external_policy(tmp_path / "model.pt", "ellu", INPUTS, ACTIONS)
 
 
-def test_the_command_line_exports_and_plays_it(
+def test_the_command_line_exports_plays_and_evaluates_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     runner = trained(env=LikeCartpole)
@@ -282,6 +282,8 @@ def test_the_command_line_exports_and_plays_it(
     torch.testing.assert_close(torch.jit.load("p.pt")(obs), expected, rtol=1e-4, atol=1e-5)
     code, message = paceline("play", "model_2.pt", "--task", "cartpole", "--seconds", "0.2", "--video", "v.mp4")
     assert (code, (tmp_path / "v.mp4").exists()) == (0, True), message
+    code, message = paceline("eval", "model_2.pt", "--task", "cartpole", "--episodes", "4")
+    assert (code, len(list((tmp_path / "eval").iterdir()))) == (0, 1), message
     code, message = paceline("play", "model_2.pt", "--seconds", "0.2")
     assert code == 2
     assert "give its --task" in message

@@ -6,7 +6,7 @@ The engine provides a `Transport`, which starts the task runner (paceline.launch
 import os
 import subprocess
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -105,7 +105,7 @@ def coordinate(job: Job, transport: Transport, limits: TaskLimits, console: Cons
     all groups have completed, 1 if one has failed, and 130 after an interruption."""
     coordinator = Coordinator(job, transport, limits, console, follow)
     notice = "Stopping all tasks. Press Ctrl-C again to kill them."
-    with Interrupts(notice=notice, before_exit=coordinator.kill) as stop:
+    with Interrupts(notice=notice, before_exit=coordinator.abort) as stop:
         try:
             return coordinator.run(stop)
         finally:
@@ -123,10 +123,21 @@ class Coordinator:
         for run in self._job.tasks.values():
             self._kill(run)
 
+    def abort(self) -> None:
+        """Kill all tasks at once, from the thread that handles signals."""
+        self.kill()
+        for run in self._job.tasks.values():
+            if run.state in (State.PREPARING, State.RUNNING):
+                run.end(State.STOPPED, None, "killed")
+        self._job.record.status = "interrupted"
+        self._save()
+
     def _kill(self, run: TaskRun) -> None:
-        if run.process and run.spec:
-            self._transport.kill(run.process, run.spec)
-            run.process.wait()
+        # The thread that handles signals may call this at the same time.
+        process = run.process
+        if process and run.spec:
+            self._transport.kill(process, run.spec)
+            process.wait()
 
     def run(self, stop: Interrupts) -> int:
         job, record = self._job, self._job.record
@@ -157,7 +168,9 @@ class Coordinator:
 
     def _save(self) -> None:
         self._job.record.groups = {group.group.name: group.state for group in self._job.groups}
-        self._job.record.save()
+        # A full disk must not end the tasks.
+        with suppress(OSError):
+            self._job.record.save()
 
     def _step(self, group: GroupRun, stopping: bool) -> None:
         if group.state == State.WAITING:
@@ -204,19 +217,21 @@ class Coordinator:
 
     def _check_tasks(self, group: GroupRun) -> None:
         """Act on the end of processes."""
+        preparing = [run for run in group.tasks if run.state == State.PREPARING]
+        for run in preparing:
+            if code := _exit_code(run):
+                run.end(State.FAILED, None, _reason(run, code) or f"cannot prepare its files: exit code {code}")
+                is_first_start = not any(other.state == State.RUNNING for other in group.tasks)
+                self._failed(group, run, is_fatal=group.group.barrier and is_first_start)
         # With a barrier, no command is started before the files of all tasks are ready.
-        is_preparing = any(run.state == State.PREPARING and _exit_code(run) is None for run in group.tasks)
+        is_ready = not group.group.barrier or all(_exit_code(run) is not None for run in preparing if run.is_active)
         for run in group.tasks:
             code = _exit_code(run)
             if code is None or group.ending:
                 continue
             if run.state == State.RUNNING:
                 self._task_ended(group, run, code)
-            elif code:
-                run.end(State.FAILED, None, _reason(run, code) or f"cannot prepare its files: exit code {code}")
-                alone = any(other.state == State.RUNNING for other in group.tasks)
-                self._failed(group, run, is_fatal=group.group.barrier and not alone)
-            elif not (is_preparing and group.group.barrier):
+            elif is_ready:
                 self._run(group, run)
 
     def _run(self, group: GroupRun, run: TaskRun) -> None:

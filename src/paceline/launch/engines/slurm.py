@@ -121,18 +121,18 @@ class _Facts:
     state: str = "UNKNOWN"
     time: str = ""
     nodes: str = ""
-    restarts: str = ""
+    requeues: str = ""
     reason: str = "Slurm has no record of the job"
 
 
 def _facts(job: JobRecord) -> dict[str, _Facts]:
     """Return the facts about the Slurm jobs, by group."""
-    ids, found = job.handles.values(), dict[str, _Facts]()
+    ids, found = _ids(job), dict[str, _Facts]()
     columns = ("JobID", "State", "TimeUsed", "NodeList", "RestartCnt", "Reason")
     query = f"--Format={','.join(f'{name}:|' for name in columns)}"
     queue = _lines("squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", query)
-    for number, *values, _ in (line.split("|") for line in queue):
-        found[number] = _Facts(*values)
+    for number, state, used, nodes, requeues, reason, _ in (line.split("|") for line in queue):
+        found[number] = _Facts(state, used, nodes, requeues, reason if reason != "None" else "")
     if missing := [number for number in ids if number not in found]:
         # squeue forgets a job some minutes after its end.
         query = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw,State,Elapsed,NodeList")
@@ -142,33 +142,30 @@ def _facts(job: JobRecord) -> dict[str, _Facts]:
     return {group: found.get(number, _Facts()) for group, number in job.handles.items()}
 
 
+def _ids(job: JobRecord) -> list[str]:
+    """Return the IDs of the Slurm jobs. Raise UserError if a group was not submitted."""
+    if missing := {task.group for task in job.tasks.values()} - job.handles.keys():
+        names = ", ".join(sorted(missing))
+        raise UserError(f"Slurm has refused the groups {names} of {job.workflow_id}, and nothing of it runs")
+    return [*job.handles.values()]
+
+
 def status(job: JobRecord, console: Console) -> int:
     """Print the state of the Slurm jobs and of their tasks."""
     facts = _facts(job)
-    columns = (
-        "task",
-        "group",
-        "Slurm job",
-        "job state",
-        "node",
-        "task state",
-        "exit code",
-        "time",
-        "restarts",
-        "reason",
-    )
-    table = Table(*columns, box=None, header_style="bold")
-    for group, number in job.handles.items():
-        start, fact = newest_start(job.directory, group), facts[group]
-        for name, waiting in job.tasks.items():
-            if waiting.group != group:
-                continue
-            task = start.tasks[name] if start else waiting
-            code = "" if task.exit_code is None else str(task.exit_code)
-            reason = task.reason or ("" if fact.reason == "None" else fact.reason)
-            values = (task.host, str(task.state), code, fact.time, fact.restarts, reason)
-            table.add_row(*map(Text, (name + " (lead)" * task.lead, group, number, fact.state, *values)))
+    columns = ("task", "Slurm job", "state", "node", "task state", "exit code", "time", "requeues")
+    table, reasons = Table(*columns, box=None, header_style="bold"), list[str]()
+    for name, waiting in job.tasks.items():
+        start, fact = newest_start(job.directory, waiting.group), facts[waiting.group]
+        task = start.tasks[name] if start and fact.state != "PENDING" else waiting
+        code = "" if task.exit_code is None else str(task.exit_code)
+        values = (job.handles[waiting.group], fact.state, task.host, task.state, code, fact.time, fact.requeues)
+        table.add_row(*map(Text, (name + " (lead)" * task.lead, *values)))
+        if reason := task.reason or fact.reason:
+            reasons.append(f"{name}: {reason}")
     console.print(table)
+    for reason in reasons:
+        console.print(escape(reason))
     return 0
 
 
@@ -186,9 +183,9 @@ def logs(job: JobRecord, task: str | None, follow: bool) -> int:
 
 def cancel(job: JobRecord) -> int:
     """Cancel all Slurm jobs and wait until they have ended."""
-    numbers = ", ".join(job.handles.values())
-    print(f"Canceling the Slurm jobs {numbers} of {job.workflow_id}.", flush=True)
-    _call("scancel", *job.handles.values())
+    ids = _ids(job)
+    print(f"Canceling the Slurm jobs {', '.join(ids)} of {job.workflow_id}.", flush=True)
+    _call("scancel", *ids)
     deadline = time.monotonic() + _CANCEL_SECONDS
     for facts in _poll(job):
         if time.monotonic() > deadline:
@@ -199,14 +196,17 @@ def cancel(job: JobRecord) -> int:
 
 
 def tensorboard(job: JobRecord) -> int:
-    """Print the address of the job's TensorBoard, and the command that opens a tunnel to it."""
+    """Print the node and port of the job's TensorBoard, and the command that opens a tunnel to it."""
     name, port = tensorboard_task(job)
     start = newest_start(job.directory, job.tasks[name].group)
     if start is None or start.tasks[name].state != State.RUNNING:
         raise UserError(f"the task {name} of {job.workflow_id} does not run; see paceline status {job.workflow_id}")
     host = start.tasks[name].host
-    print(f"http://{host}:{port}")
-    print(f"From a machine that does not reach {host} itself: ssh -N -L {port}:localhost:{port} {host}")
+    print(
+        f"TensorBoard of {job.workflow_id} runs on port {port} of {host}. Open a tunnel from a machine that reaches it:"
+    )
+    print(f"  ssh -N -L {port}:127.0.0.1:{port} {host}")
+    print(f"and then http://127.0.0.1:{port}")
     return 0
 
 

@@ -74,16 +74,17 @@ class RequeueError(Exception):
 class SlurmTransport:
     """Starts the task runner as a step of this Slurm job, on the node of the task."""
 
-    def __init__(self, group: Group, profile: Profile, directory: Path, nodes: list[str]):
+    def __init__(self, job: Job, profile: Profile, nodes: list[str]):
         self.storage_root, self.venv = profile.storage_root, environment(profile)
         self.container = profile.container
-        self._messages = slurm_log(directory, group.name)
+        group, self._workflow = job.groups[0].group, job.workflow
+        self._messages = slurm_log(job.directory, group.name)
         # The lead runs on the first node, together with this process: if it is lost, Slurm requeues the job.
         tasks = sorted(group.tasks, key=lambda task: task is not group.lead)
         self._hosts = {task.name: node for task, node in zip(tasks, nodes, strict=True)}
         self._is_reserved = False
-        # With cgroups, Slurm sends SIGTERM to the first process of a step only; otherwise to all processes.
-        self._forward_sigterm = "proctrack/cgroup" in _call("scontrol", "show", "config")
+        # With this plugin, Slurm sends SIGTERM to all processes of a step; with others, to the task runner only.
+        self._forward_sigterm = "proctrack/linuxproc" not in _call("scontrol", "show", "config")
 
     def reserve(self, group: Group) -> bool:
         if self._is_reserved:
@@ -98,8 +99,8 @@ class SlurmTransport:
         return self._hosts[task.name]
 
     def variables(self, task: Task) -> dict[str, str]:
-        # Slurm sets CUDA_VISIBLE_DEVICES of each step.
-        return {}
+        # Slurm sets the variable in steps of jobs that request GPUs.
+        return {"CUDA_VISIBLE_DEVICES": ""} if self._workflow.resource(task).gpu == 0 else {}
 
     def start(self, spec: TaskSpec, phase: Phase, log: Path) -> subprocess.Popen[bytes]:
         command = ["srun", "--overlap", "--export=ALL", "--nodes=1", "--ntasks=1"]
@@ -169,7 +170,7 @@ def run_group(directory: Path, name: str, slurm: SlurmJob, console: Console) -> 
     start.mkdir(parents=True, exist_ok=True)
     job.record = record = StartRecord(**dict(job.record), seconds=used)
     record.directory, record.handles = start, {name: slurm.id}
-    transport = SlurmTransport(job.groups[0].group, profile, directory, slurm.nodes())
+    transport = SlurmTransport(job, profile, slurm.nodes())
     reasons, began = list[str](), time.monotonic()
 
     def stop_before_limit(*_: object) -> None:

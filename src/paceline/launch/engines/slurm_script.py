@@ -27,7 +27,7 @@ class BatchJob:
         """Return the command that submits the job. `ids` holds the job IDs of the groups that come before it."""
         before = ":".join(ids[name] for name in self.upstream)
         dependency = [f"--dependency=afterok:{before}", "--kill-on-invalid-dep=yes"] if before else []
-        return ["sbatch", "--parsable", *dependency, str(self.path)]
+        return ["sbatch", "--parsable", "--export=ALL", *dependency, str(self.path)]
 
 
 def batch_jobs(workflow: Workflow, profile: Profile, directory: Path) -> list[BatchJob]:
@@ -66,7 +66,7 @@ def _script(group: Group, workflow: Workflow, profile: Profile, directory: Path)
     for option in options:
         if not option.isprintable():
             raise UserError(f"the option {option!r} of sbatch must be one line of printable characters")
-    python = environment(profile) / "bin" / "python"
+    python = environment(profile).absolute() / "bin" / "python"
     command = [str(python), "-P", "-m", "paceline.launch.engines.slurm_group", str(directory), group.name]
     lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in options), f"exec {shlex.join(command)}"]
     return "\n".join(lines) + "\n"
