@@ -363,7 +363,7 @@ def test_a_template_without_an_end_is_refused(source: str):
         parse_workflow(f"workflow:\n  name: {source}\n", FILE)
 
 
-@fuzz(50)
+@fuzz(30)
 @given(TEMPLATES, st.text(max_size=10))
 def test_a_file_with_a_template(source: str, value: str):
     """Templates of files are rendered in another process."""
