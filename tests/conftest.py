@@ -19,6 +19,7 @@ _LONGEST = (
     "learners/test_contract.py",
     "distributed/test_two_nodes.py",
     "launch/test_slurm_cluster.py",
+    "launch/test_ssh_engine.py",
     "distributed/test_faults.py",
     "learners/test_resume_settings.py",
     "launch/test_torchrunx.py",

@@ -45,17 +45,19 @@ def test_a_task_reads_the_output_of_another_and_its_output_is_copied(tmp_path: P
 
 
 def test_datasets_are_versioned_folders(tmp_path: Path):
-    write = task("write", "echo $RANDOM >{{output}}/x", "outputs:", "- dataset: {name: numbers}")
-    assert launch(workflow(write), tmp_path).returncode == 0
-    assert launch(workflow(write), tmp_path).returncode == 0
+    output = "outputs: [{update_dataset: {name: numbers}}]"
+    tasks = [task(name, f"echo $RANDOM >{{{{output}}}}/{name}", output) for name in ("x", "y")]
+    assert launch(workflow(tasks[0]), tmp_path).returncode == 0
+    assert launch(workflow(*tasks), tmp_path).returncode == 0
     versions = tmp_path / "datasets" / "numbers"
-    assert sorted(place.name for place in versions.iterdir()) == ["1", "2"]
+    assert sorted(place.name for place in versions.iterdir()) == ["1", "2", "3"]
+    assert (versions / "3" / "x").is_file()
     read = [
-        task("newest", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: numbers}"),
+        task("newest", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:latest'}"),
         task("older", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
     ]
     assert launch(workflow(*read), tmp_path).returncode == 0
-    for name, version in (("newest", "2"), ("older", "1")):
+    for name, version in (("newest", "3"), ("older", "1")):
         assert (tmp_path / "jobs" / "test-3" / f"{name}.log").read_text() == (versions / version / "x").read_text()
 
 
@@ -200,6 +202,7 @@ REFUSED = {
     "a secret that is not set": ("credentials: {key: {MY_SECRET: k}}", "", ["environment variable MY_SECRET"]),
     "a missing file": ("files: [{path: a, localpath: nothing}]", "", ["localpath nothing", "no such file"]),
     "a file outside of the directory": ("files: [{path: ../a, contents: b}]", "", ["../a", "must not contain .."]),
+    "a version of an output": ("outputs: [{dataset: {name: 'a:1'}}]", "", ["dataset.name", "remove the version"]),
     "a dataset outside of its folder": ("outputs: [{dataset: {name: ../a}}]", "", ["dataset.name", "without .."]),
 }
 

@@ -172,8 +172,13 @@ default-values: {a: &a {c: {1: x}}, b: *a, day: 2026-01-31, empty: , truth: true
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("values", [[], ["num_gpu=0", "ranks_per_node=2"]])
 def test_the_files_of_paceline_are_valid(name: str, values: list[str]):
-    file = read_workflow(Path(str(resources.files("paceline") / "workflows" / name)), values)
-    assert file.workflow.task_groups[0].lead.image == "paceline"
+    url, credentials = "checkpoint_url=s3://bucket/{{workflow_id}}", "credentials={s3: {AWS_SECRET_ACCESS_KEY: key}}"
+    file = read_workflow(Path(str(resources.files("paceline") / "workflows" / name)), values, [url, credentials])
+    lead = file.workflow.task_groups[0].lead
+    assert lead.image == "paceline"
+    assert lead.environment["TENSORBOARD_PORT"] == "6006"
+    assert lead.credentials == {"s3": {"AWS_SECRET_ACCESS_KEY": "key"}}
+    assert "--mirror s3://bucket/{{workflow_id}}" in (lead.files[0].contents or "")
 
 
 def test_the_file_of_the_page_for_isaac_lab_has_one_line_per_node():

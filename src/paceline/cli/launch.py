@@ -35,8 +35,9 @@ class LaunchArguments:
     set_string: Annotated[tuple[str, ...], option("NAME=VALUE")] = ()
     """Values of variables of the file that stay strings, also if they are numbers."""
     on: Annotated[str, option("|".join(ENGINES))] = "local"
-    """Engine that runs the workflow. local: every task is a process on this machine. slurm: every group is a Slurm
-    job. kubernetes: every task is a pod of a JobSet. osmo: the osmo command submits the file."""
+    """Engine that runs the workflow. local: every task is a process on this machine. ssh: every task runs on a host of
+    the profile. slurm: every group is a Slurm job. kubernetes: every task is a pod of a JobSet. osmo: the osmo command
+    submits the file."""
     profile: Annotated[Path | None, option("FILE")] = None
     """File with the settings of this site. The default is ~/.config/paceline/profile.yaml, if it exists, or
     paceline/profile.yaml in $XDG_CONFIG_HOME."""
@@ -46,7 +47,8 @@ class LaunchArguments:
     """Print the output of the tasks, with the name of the task before each line. Otherwise a table of the tasks is
     shown, or, on slurm, kubernetes and osmo, the command ends when the job is submitted."""
     oversubscribe: Annotated[bool, FlagCreatePairsOff] = False
-    """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine has."""
+    """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine or a host
+    has."""
     copy: Annotated[str | None, option("NAME")] = None
     """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_cameras.yaml,
     train_one_node.yaml, train_policy.yaml and train_then_export.yaml."""

@@ -108,12 +108,12 @@ def find_job(job: str, profile: Profile) -> JobRecord:
     return read_record(jobs / job)
 
 
-def new_job(storage_root: Path, workflow: Workflow) -> str:
-    """Make the directory of a new job and return its ID."""
+def new_job(storage_root: Path, workflow: Workflow, last: int = 0) -> str:
+    """Make the directory of a new job and return its ID. Its number is higher than `last`."""
     jobs = storage_root.absolute() / "jobs"
     try:
         jobs.mkdir(parents=True, exist_ok=True)
-        number = 1 + sum(1 for _ in jobs.glob(f"{workflow.name}-*"))
+        number = 1 + max(last, sum(1 for _ in jobs.glob(f"{workflow.name}-*")))
         while True:
             try:
                 (jobs / f"{workflow.name}-{number}").mkdir()

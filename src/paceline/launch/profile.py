@@ -32,6 +32,86 @@ class LocalSettings(TaskLimits):
     """Settings of the engine `local`."""
 
 
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path")
+    return path
+
+
+RemotePath = Annotated[Path, AfterValidator(_absolute)]
+HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.:%-]*$", max_length=255)]
+"""Name or address of a host. It cannot begin with "-": programs would read it as an option."""
+
+
+class SshHost(Section):
+    """A host of the engine `ssh`."""
+
+    name: HostName
+    """Name of the host in messages."""
+    address: HostName | None = None
+    """Name or address that ssh connects to, and the value of {{host:TASK}}: the other hosts must reach it too. The
+    default is `name`."""
+    user: HostName | None = None
+    """User on the host. The default is that of ssh."""
+    port: Annotated[int, Ge(1), Le(65535)] | None = None
+    """Port of the SSH server, from 1 to 65535. The default is that of ssh."""
+    identity_file: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    """File of the private key. The default is that of ssh."""
+    gpus: Annotated[int, Ge(0), Le(1024)] | None = None
+    """Number of GPUs that tasks may use, from 0 to 1024. The default is the number of GPUs of the host."""
+    storage_root: RemotePath | None = None
+    """Absolute path of the directory on the host that holds jobs/ and datasets/. The default is the `storage_root` of
+    the profile."""
+    environment: RemotePath | None = None
+    """Absolute path of the virtual environment on the host in which Paceline is installed. The default is the
+    `environment` of the profile."""
+
+    @property
+    def reached_at(self) -> str:
+        """Name or address that ssh and the other hosts connect to."""
+        return self.address or self.name
+
+
+def _unique(hosts: list[SshHost]) -> list[SshHost]:
+    for names in ([host.name for host in hosts], [host.reached_at for host in hosts]):
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two hosts have the name or address {name}; names and addresses must be unique")
+    return hosts
+
+
+class SyncedPath(Section):
+    """A file or directory that is copied to all hosts before the tasks start, by rsync."""
+
+    source: str
+    """Path on the launching machine. As in rsync, a directory with "/" at the end stands for its contents."""
+    target: str
+    """Path on the hosts."""
+    exclude: list[str] = []
+    """Patterns of rsync of files that are not copied, for example .git."""
+
+
+class SshSettings(TaskLimits):
+    """Settings of the engine `ssh`."""
+
+    hosts: Annotated[list[SshHost], AfterValidator(_unique)] = []
+    """Hosts that run tasks."""
+    options: list[str] = []
+    """Options of the program ssh that are added to every call, for example ["-J", "gateway"]."""
+    sync: list[SyncedPath] = []
+    """Files and directories that are copied to the hosts before the tasks start."""
+    shared_storage: bool = False
+    """Whether all hosts see the same files in `storage_root`. If not, outputs that another host needs are copied."""
+    tasks_per_host: Annotated[int, Ge(1), Le(1024)] = 1
+    """Maximum number of tasks that run on a host at the same time, from 1 to 1024; a second task is given to a host
+    only if all hosts have one."""
+    lost_seconds: Annotated[float, Ge(5), Le(3600)] = 15.0
+    """Time without an answer after which a host is lost, s; from 5 to 3600. The host ends its tasks after the same time
+    without a message from the launching machine."""
+    connect_seconds: Annotated[float, Ge(1), Le(600)] = 10.0
+    """Maximum time to connect to a host, s; from 1 to 600."""
+
+
 class SlurmSettings(TaskLimits):
     """Settings of the engine `slurm`."""
 
@@ -113,6 +193,7 @@ class Profile(Section):
     environment: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
     """Virtual environment whose programs the tasks use. The default is the one in which Paceline runs."""
     local: LocalSettings = LocalSettings()
+    ssh: SshSettings = SshSettings()
     slurm: SlurmSettings = SlurmSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
     osmo: OsmoSettings = OsmoSettings()

@@ -5,21 +5,24 @@ makes the directories and files and downloads the inputs. `run` runs the command
 and exits with the exit code of the command.
 
 SIGTERM, or the end of standard input, stops the task: the command receives SIGTERM, and SIGKILL after the grace period,
-in which checkpoints are uploaded too. No process of the task remains.
+in which checkpoints are uploaded too. No process of the task remains. With `silence_seconds`, the task is also stopped
+if no data arrives on standard input for that time.
 
 If the inputs cannot be prepared, or an upload fails after all attempts, the exit code is `STORAGE_CODE` and the last
 line of the output is "paceline: REASON".
 """
 
+import fcntl
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.errors import UserError, one_line
@@ -32,6 +35,8 @@ from paceline.run.storage import StorageError
 
 STORAGE_CODE = 121
 _NOT_FOUND_CODE = 127
+_KILL_SECONDS = 5.0
+"""Time in which the processes of a task end after SIGKILL, s."""
 
 
 def main() -> int:
@@ -44,9 +49,10 @@ def main() -> int:
 
 def prepare(spec: TaskSpec, is_controlled: bool = True) -> int:
     if is_controlled:
-        _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _watch_input(lambda: os.kill(os.getpid(), signal.SIGTERM), spec.silence_seconds)
     try:
-        TaskFiles(spec).prepare()
+        with _only_runner(spec):
+            TaskFiles(spec).prepare()
     except (StorageError, UserError, OSError, UnicodeError) as error:
         return _report(f"cannot prepare its files: {_message(error)}")
     return 0
@@ -54,14 +60,37 @@ def prepare(spec: TaskSpec, is_controlled: bool = True) -> int:
 
 def run(spec: TaskSpec, is_controlled: bool = True) -> int:
     files = TaskFiles(spec)
-    try:
-        files.write_secrets()
-    except OSError as error:
-        return _report(f"cannot write its credentials: {one_line(error)}")
-    try:
-        return _run_command(spec, files, is_controlled)
-    finally:
-        files.remove_secrets()
+    with _only_runner(spec):
+        try:
+            files.write_secrets()
+        except OSError as error:
+            return _report(f"cannot write its credentials: {one_line(error)}")
+        try:
+            return _run_command(spec, files, is_controlled)
+        finally:
+            files.remove_secrets()
+
+
+@contextmanager
+def _only_runner(spec: TaskSpec) -> Iterator[None]:
+    """Wait until no other runner of the task runs: one whose connection was lost may still stop its command when the
+    task is started again."""
+    if spec.silence_seconds is None:
+        yield
+        return
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    # The time is limited, because a file system may keep the lock of a host that has failed.
+    deadline = time.monotonic() + spec.silence_seconds + spec.grace_seconds + _KILL_SECONDS
+    with (spec.directory / "lock").open("w") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:
+                break  # the file system has no locks
+        yield
 
 
 def _run_command(spec: TaskSpec, files: TaskFiles, is_controlled: bool) -> int:
@@ -89,7 +118,7 @@ def _run_command(spec: TaskSpec, files: TaskFiles, is_controlled: bool) -> int:
         print(f"paceline: cannot start {arguments[0]}: {one_line(error)}", file=sys.stderr)
         return _NOT_FOUND_CODE
     if is_controlled:
-        _watch_input(stop.set)
+        _watch_input(stop.set, spec.silence_seconds)
     threading.Thread(target=_stop_when_requested, args=(stop, command, spec), daemon=True).start()
     for upload in uploads:
         upload.start()
@@ -174,11 +203,12 @@ def command_of(spec: TaskSpec) -> tuple[list[str], dict[str, str]]:
     return files.command(), variables
 
 
-def _watch_input(stop: Callable[[], object]) -> None:
-    """Call `stop` when standard input ends, because the process that controls the task has ended."""
+def _watch_input(stop: Callable[[], object], silence_seconds: float | None) -> None:
+    """Call `stop` when standard input ends or is silent, because the process that controls the task has ended or the
+    connection to it is lost."""
 
     def watch() -> None:
-        while os.read(0, 1):
+        while select.select([0], [], [], silence_seconds)[0] and os.read(0, 4096):
             pass
         stop()
 

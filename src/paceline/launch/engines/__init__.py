@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 ENGINES = {
     "local": "every task is a process on this machine",
+    "ssh": "every task runs on a host of the profile, started over SSH",
     "slurm": "every group is a Slurm job",
     "kubernetes": "every task is a pod of a JobSet",
     "osmo": "the osmo command submits the file",

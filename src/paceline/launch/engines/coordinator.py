@@ -71,6 +71,11 @@ class Transport(Protocol):
         """Request the task runner to stop its task: by SIGTERM, or by the end of its standard input."""
         ...
 
+    def failure(self, spec: TaskSpec) -> str:
+        """Return why the process of a task has ended, if it is not because the task runner has ended; "" if it is. An
+        example is a lost host."""
+        ...
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         """Kill the task runner and all processes of its task, also those that remain after the end of the runner, and
         wait until they have ended."""
@@ -220,9 +225,7 @@ class Coordinator:
         preparing = [run for run in group.tasks if run.state == State.PREPARING]
         for run in preparing:
             if code := _exit_code(run):
-                run.end(State.FAILED, None, _reason(run, code) or f"cannot prepare its files: exit code {code}")
-                is_first_start = not any(other.state == State.RUNNING for other in group.tasks)
-                self._failed(group, run, is_fatal=group.group.barrier and is_first_start)
+                self._preparation_failed(group, run, code)
         # With a barrier, no command is started before the files of all tasks are ready.
         is_ready = not group.group.barrier or all(_exit_code(run) is not None for run in preparing if run.is_active)
         for run in group.tasks:
@@ -233,6 +236,15 @@ class Coordinator:
                 self._task_ended(group, run, code)
             elif is_ready:
                 self._run(group, run)
+
+    def _preparation_failed(self, group: GroupRun, run: TaskRun, code: int) -> None:
+        assert run.spec
+        failure = self._transport.failure(run.spec)
+        if failure and run.task.action(code) == "RESCHEDULE":
+            return self._reschedule(group, run, code, failure)
+        run.end(State.FAILED, None, failure or _reason(run, code) or f"cannot prepare its files: exit code {code}")
+        is_first_start = not any(other.state == State.RUNNING for other in group.tasks)
+        self._failed(group, run, is_fatal=group.group.barrier and is_first_start)
 
     def _run(self, group: GroupRun, run: TaskRun) -> None:
         assert run.spec
@@ -247,15 +259,17 @@ class Coordinator:
         if reason := _reason(run, code):
             run.end(State.FAILED, None, reason)
             return self._failed(group, run)
+        assert run.spec
+        cause = self._transport.failure(run.spec) or f"exit code {code}"
         match run.task.action(code):
             case "COMPLETE":
                 run.end(State.COMPLETED, code)
                 if run is group.lead:
                     self._end(group, State.COMPLETED, "the lead has completed", _FINISH_SECONDS)
             case "RESCHEDULE":
-                self._reschedule(group, run, code)
+                self._reschedule(group, run, code, cause)
             case _:
-                run.end(State.FAILED, code, f"exit code {code}")
+                run.end(State.FAILED, code, cause)
                 self._failed(group, run)
 
     def _failed(self, group: GroupRun, run: TaskRun, is_fatal: bool = False) -> None:
@@ -264,14 +278,14 @@ class Coordinator:
         elif is_fatal or not group.group.ignoreNonleadStatus:
             self._end(group, State.FAILED, f"{run.task.name} has failed")
 
-    def _reschedule(self, group: GroupRun, run: TaskRun, code: int) -> None:
+    def _reschedule(self, group: GroupRun, run: TaskRun, code: int, cause: str) -> None:
         limit = self._limits.max_reschedules
         if run.restarts >= limit:
             name = f"{self._job.record.engine}.max_reschedules"
-            run.end(State.FAILED, code, f"exit code {code} after {limit} restarts ({name})")
+            run.end(State.FAILED, code, f"{cause}, after {limit} restarts ({name})")
             return self._failed(group, run)
         run.restarts += 1
-        run.end(State.WAITING, code, f"exit code {code}: it is started again")
+        run.end(State.WAITING, code, f"{cause}: it is started again")
         if run is group.lead or not group.group.ignoreNonleadStatus:
             self._end(group, State.RUNNING, f"{run.task.name} is started again")
         else:

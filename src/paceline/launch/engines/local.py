@@ -117,6 +117,9 @@ class LocalTransport:
     def terminate(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         process.terminate()
 
+    def failure(self, spec: TaskSpec) -> str:
+        return ""
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         processes.kill(spec.mark)
         TaskFiles(spec).remove_secrets()

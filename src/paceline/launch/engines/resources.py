@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from paceline.errors import UserError
-from paceline.launch.spec import Group, Workflow, size_bytes
+from paceline.launch.spec import Group, Task, Workflow, size_bytes
 
 _NAMES = {"cpu": "CPUs", "gpu": "GPUs", "memory": "GiB of memory", "storage": "GiB of disk space"}
 
@@ -28,17 +28,25 @@ class Amounts:
     def values(self) -> tuple[float, ...]:
         return self.cpu, self.gpu, self.memory, self.storage
 
+    def __str__(self) -> str:
+        units = 1, 1, 2**30, 2**30
+        parts = zip(self.values(), units, _NAMES.values(), strict=True)
+        return ", ".join(f"{value / unit:.4g} {words}" for value, unit, words in parts if value)
+
     def fits(self, available: "Amounts") -> bool:
         return all(need <= have for need, have in zip(self.values(), available.values(), strict=True))
 
 
 def needed(group: Group, workflow: Workflow) -> Amounts:
     """Return what the tasks of a group need together."""
-    total = Amounts()
-    for resource in map(workflow.resource, group.tasks):
-        memory, storage = (size_bytes(size) if size else 0.0 for size in (resource.memory, resource.storage))
-        total += Amounts(resource.cpu or 0.0, resource.gpu or 0.0, memory, storage)
-    return total
+    return sum((task_needs(task, workflow) for task in group.tasks), Amounts())
+
+
+def task_needs(task: Task, workflow: Workflow) -> Amounts:
+    """Return what a task needs."""
+    resource = workflow.resource(task)
+    memory, storage = (size_bytes(size) if size else 0.0 for size in (resource.memory, resource.storage))
+    return Amounts(resource.cpu or 0.0, resource.gpu or 0.0, memory, storage)
 
 
 def visible_gpus() -> list[str]:

@@ -119,6 +119,9 @@ class SlurmTransport:
             if process.stdin:
                 process.stdin.close()
 
+    def failure(self, spec: TaskSpec) -> str:
+        return ""
+
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         # srun kills all processes of the step, and ends after KillWait if the node does not answer.
         process.terminate()

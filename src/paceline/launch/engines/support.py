@@ -51,9 +51,11 @@ def _unsupported_resources(workflow: Workflow) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported(task: Task) -> Iterator[tuple[str, str]]:
-    datasets = [place.dataset for place in (*task.inputs, *task.outputs)]
-    for dataset in filter(None, (*datasets, *(output.update_dataset for output in task.outputs))):
+    stored = [output.dataset or output.update_dataset for output in task.outputs]
+    for dataset in filter(None, (*(given.dataset for given in task.inputs), *stored)):
         yield from _unsupported_dataset(dataset)
+        if dataset in stored and ":" in dataset.name:
+            yield "dataset.name", f"{dataset.name[:80]!r}: an output becomes the next version; remove the version"
     if task.kpis:
         yield "kpis", "remove it"
     if task.volumeMounts:
@@ -74,9 +76,9 @@ def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
             yield f"dataset.{key}", f"{value[:80]!r} must be a relative path without .."
 
 
-def notes(file: WorkflowFile, profile: Profile, honored: Iterable[str] = ()) -> list[str]:
+def notes(file: WorkflowFile, profile: Profile, honored: Iterable[str] = (), nodes: str = "this machine") -> list[str]:
     """Return what the engine does not use although the file has it, one line each. `honored` are keys that the engine
-    honors, though most engines do not."""
+    honors, though most engines do not. `nodes` says where tasks run."""
     workflow = file.workflow
     found = list[str]()
     if profile.container is None:
@@ -85,7 +87,7 @@ def notes(file: WorkflowFile, profile: Profile, honored: Iterable[str] = ()) -> 
     platforms = dict.fromkeys(resource.platform for resource in workflow.resources.values() if resource.platform)
     for key, names in (("pool", [workflow.pool] if workflow.pool else []), ("platform", platforms)):
         if names and key not in honored:
-            found.append(f"{key} {', '.join(names)} is not used: all tasks run on this machine")
+            found.append(f"{key} {', '.join(names)} is not used: all tasks run on {nodes}")
     if any(task.downloadType or task.cacheSize for task in tasks_of(workflow)):
         found.append("downloadType and cacheSize are not used: inputs are downloaded before a task starts")
     return found
@@ -99,13 +101,19 @@ def environment(profile: Profile) -> Path:
 def check_host(file: WorkflowFile, profile: Profile) -> None:
     """Raise UserError if this machine lacks a file, a credential, a package for a URL, or the environment of the
     tasks."""
+    check_sources(file)
+    for task in tasks_of(file.workflow):
+        for _, url in _urls(task):
+            check_installed(url)
+    if not (environment(profile) / "bin").is_dir():
+        raise UserError(f"the environment {environment(profile)} of the profile has no directory bin")
+
+
+def check_sources(file: WorkflowFile) -> None:
+    """Raise UserError if this machine lacks a file or a credential that is sent to the tasks."""
     for task in tasks_of(file.workflow):
         check_files(task, file.path.parent, on_host=True)
         names = [name for given in task.credentials.values() if isinstance(given, dict) for name in given]
         for name in (*names, *map(secret_variable, secret_mounts(task))):
             if name not in os.environ:
                 raise UserError(f"task {task.name}: credentials: set the environment variable {name}")
-        for _, url in _urls(task):
-            check_installed(url)
-    if not (environment(profile) / "bin").is_dir():
-        raise UserError(f"the environment {environment(profile)} of the profile has no directory bin")

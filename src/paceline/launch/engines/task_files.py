@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import errno
 import re
 import shutil
 import sys
@@ -40,6 +41,9 @@ class TaskSpec(BaseModel):
     """Contents of the credentials that the task reads as files, by the name of the credential."""
     grace_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the task is stopped, s."""
+    silence_seconds: float | None = None
+    """Time without data on standard input after which the connection to the launching machine is lost, s. The task is
+    then stopped. None: only the end of standard input stops it."""
     forward_sigterm: bool = True
     """Forward a SIGTERM of the task runner to the command. False if the engine sends SIGTERM to all processes of the
     task: at the second one, torch's elastic agent ends without waiting for the checkpoint of its ranks."""
@@ -151,11 +155,28 @@ class TaskFiles:
             if output.url is not None:
                 upload(self.output, self.resolve(output.url), output.regex)
             elif dataset := output.dataset or output.update_dataset:
-                latest = self._dataset(dataset)
-                target = latest.with_name(str(int(latest.name) + 1))
-                if output.update_dataset:
-                    copy(latest, target, "")
-                copy(self.output / dataset.path, target, output.regex or dataset.regex)
+                self._store_version(
+                    dataset, output.regex or dataset.regex, keeps_files=output.update_dataset is not None
+                )
+
+    def _store_version(self, dataset: Dataset, regex: str, keeps_files: bool) -> None:
+        """Store the output as a new version of a dataset; with `keeps_files`, with the files of the last version."""
+        latest = self._dataset(dataset)
+        part = latest.with_name(f".{self.spec.workflow_id}.{self.task.name}.part")
+        _remove(part)
+        if keeps_files:
+            copy(latest, part, "")
+        copy(self.output / dataset.path, part, regex)
+        version = int(latest.name) + 1
+        # Another task may store the same version at the same time.
+        while True:
+            try:
+                part.rename(latest.with_name(str(version)))
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                version += 1
 
     def write_secrets(self) -> None:
         """Write the credentials that are files, readable by the user only: secrets/NAME/NAME. Raise OSError."""
@@ -173,11 +194,11 @@ class TaskFiles:
         return self.work / self.resolve(checkpoint.path), self.resolve(checkpoint.url)
 
     def _dataset(self, dataset: Dataset) -> Path:
-        """Return the directory of a dataset NAME or NAME:VERSION, by default of its newest version; that of version 0,
-        which does not exist, if there is none."""
+        """Return the directory of a dataset NAME:VERSION. NAME and NAME:latest are the newest version, or version 0 if
+        there is none."""
         name, _, version = self.resolve(dataset.name).partition(":")
         versions = [int(place.name) for place in (self._datasets / name).glob("*") if place.name.isdecimal()]
-        return self._datasets / name / (version or str(max(versions, default=0)))
+        return self._datasets / name / (str(max(versions, default=0)) if version in ("", "latest") else version)
 
 
 def check_files(task: Task, source: Path, on_host: bool) -> None:

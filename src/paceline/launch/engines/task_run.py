@@ -28,7 +28,9 @@ class TaskRun(TaskRecord):
 
     def begin(self, state: State, process: subprocess.Popen[bytes]) -> None:
         self._close()
-        self.state, self.exit_code, self.reason, self.ended, self.process = state, None, "", None, process
+        self.state, self.exit_code, self.ended, self.process = state, None, None, process
+        # While a task is prepared again, the reason says why.
+        self.reason = self.reason if state == State.PREPARING else ""
         self.started = self.started if self.started is not None else time.time()
 
     def end(self, state: State, exit_code: int | None, reason: str = "") -> None:
