@@ -53,12 +53,28 @@ def test_datasets_are_versioned_folders(tmp_path: Path):
     assert sorted(place.name for place in versions.iterdir()) == ["1", "2", "3"]
     assert (versions / "3" / "x").is_file()
     read = [
-        task("newest", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:latest'}"),
-        task("older", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
+        task("newest", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:latest'}"),
+        task("older", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
     ]
     assert launch(workflow(*read), tmp_path).returncode == 0
     for name, version in (("newest", "3"), ("older", "1")):
         assert (tmp_path / "jobs" / "test-3" / f"{name}.log").read_text() == (versions / version / "x").read_text()
+
+
+def test_a_task_reads_the_output_of_an_earlier_job(tmp_path: Path):
+    assert launch(workflow(task("write", "echo given >{{output}}/x")), tmp_path).returncode == 0
+    read = task("read", "cat {{input:0}}/x {{input:write}}/x", "inputs:", "- task: test-1:write")
+    assert launch(workflow(read), tmp_path).returncode == 0
+    assert (tmp_path / "jobs" / "test-2" / "read.log").read_text() == "given\ngiven\n"
+
+
+def test_a_token_without_a_value_is_a_warning_of_a_dry_run_and_refused_otherwise(tmp_path: Path):
+    text = workflow(task("one", "echo {{host:other}}"))
+    dry = launch(text, tmp_path, "--dry-run")
+    assert (dry.returncode, "echo {{host:other}}" in dry.stdout) == (0, True)
+    assert "file.yaml:10: task one: {{host:other}}: unknown task" in dry.stderr
+    done = launch(text, tmp_path)
+    assert (done.returncode, "file.yaml:10: task one: {{host:other}}" in done.stderr) == (2, True)
 
 
 def test_a_failed_task_is_reported_and_what_needs_it_is_skipped(tmp_path: Path):

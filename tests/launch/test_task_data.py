@@ -45,7 +45,7 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
                 CREDENTIALS,
                 f"inputs: [{{url: {url}/in}}, {{url: {url}/nothing}}]",
                 f"outputs: [{{url: '{url}/out/{{{{workflow_id}}}}'}}]",
-                f"checkpoint: [{{path: checkpoints, url: {url}/checkpoints, frequency: 1s, regex: st$}}]",
+                f"checkpoint: [{{path: checkpoints, url: {url}/checkpoints, frequency: 1s, regex: .*st$}}]",
             ),
             task("next", "cat {{input:1}}/mode", f"inputs: [{{task: train}}, {{url: {url}/out/test-1}}]"),
         )
