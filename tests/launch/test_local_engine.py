@@ -218,9 +218,18 @@ def test_what_the_engine_cannot_do_is_refused_by_name(case: str, tmp_path: Path)
     assert not (tmp_path / "jobs").exists()
 
 
-def test_more_than_the_machine_has_runs_with_oversubscribe(tmp_path: Path):
-    text = workflow(task("one", "echo x$CUDA_VISIBLE_DEVICES"), head="  resources: {default: {cpu: 99999, gpu: 0}}\n")
-    assert launch(text, tmp_path, "--oversubscribe").returncode == 0
+def test_more_than_the_machine_has_runs_with_oversubscribe_and_what_is_not_used_is_reported(tmp_path: Path):
+    head = "  pool: cluster\n  resources: {default: {cpu: 99999, gpu: 0, platform: dgx}}\n"
+    text = workflow(task("one", "echo x$CUDA_VISIBLE_DEVICES", "cacheSize: 1Gi"), head=head)
+    done = launch(text, tmp_path, "--oversubscribe")
+    assert done.returncode == 0
+    for line in (
+        "image image is not used",
+        "pool cluster is not used",
+        "platform dgx is not used",
+        "cacheSize are not used",
+    ):
+        assert line in done.stdout
     assert log(tmp_path, "one") == "x\n"
 
 
