@@ -45,7 +45,10 @@ def test_a_job_is_watched_and_cancelled(tmp_path: Path):
 
 def test_what_does_not_exist_is_refused_by_name(tmp_path: Path):
     assert launch(workflow(task("one", "echo x")), tmp_path).returncode == 0
+    (tmp_path / "jobs" / "broken").mkdir()
+    (tmp_path / "jobs" / "broken" / "job.json").write_text("{}")
     expected = {
+        ("status", "broken"): "broken/job.json is not the record of a job: Field required",
         ("status", "tset-1"): "unknown job 'tset-1': did you mean 'test-1'?",
         ("logs", "test-1", "on"): "unknown task 'on': did you mean 'one'?",
         ("tensorboard", "test-1"): "no task of test-1 serves TensorBoard",

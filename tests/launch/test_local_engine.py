@@ -53,12 +53,28 @@ def test_datasets_are_versioned_folders(tmp_path: Path):
     assert sorted(place.name for place in versions.iterdir()) == ["1", "2", "3"]
     assert (versions / "3" / "x").is_file()
     read = [
-        task("newest", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:latest'}"),
-        task("older", "cat {{input:0}}/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
+        task("newest", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:latest'}"),
+        task("older", "cat {{input:0}}/numbers/x", "inputs:", "- dataset: {name: 'numbers:1'}"),
     ]
     assert launch(workflow(*read), tmp_path).returncode == 0
     for name, version in (("newest", "3"), ("older", "1")):
         assert (tmp_path / "jobs" / "test-3" / f"{name}.log").read_text() == (versions / version / "x").read_text()
+
+
+def test_a_task_reads_the_output_of_an_earlier_job(tmp_path: Path):
+    assert launch(workflow(task("write", "echo given >{{output}}/x")), tmp_path).returncode == 0
+    read = task("read", "cat {{input:0}}/x {{input:write}}/x", "inputs:", "- task: test-1:write")
+    assert launch(workflow(read), tmp_path).returncode == 0
+    assert (tmp_path / "jobs" / "test-2" / "read.log").read_text() == "given\ngiven\n"
+
+
+def test_a_token_without_a_value_is_a_warning_of_a_dry_run_and_refused_otherwise(tmp_path: Path):
+    text = workflow(task("one", "echo {{host:other}}"))
+    dry = launch(text, tmp_path, "--dry-run")
+    assert (dry.returncode, "echo {{host:other}}" in dry.stdout) == (0, True)
+    assert "file.yaml:10: task one: {{host:other}}: unknown task" in dry.stderr
+    done = launch(text, tmp_path)
+    assert (done.returncode, "file.yaml:10: task one: {{host:other}}" in done.stderr) == (2, True)
 
 
 def test_a_failed_task_is_reported_and_what_needs_it_is_skipped(tmp_path: Path):
@@ -202,9 +218,18 @@ def test_what_the_engine_cannot_do_is_refused_by_name(case: str, tmp_path: Path)
     assert not (tmp_path / "jobs").exists()
 
 
-def test_more_than_the_machine_has_runs_with_oversubscribe(tmp_path: Path):
-    text = workflow(task("one", "echo x$CUDA_VISIBLE_DEVICES"), head="  resources: {default: {cpu: 99999, gpu: 0}}\n")
-    assert launch(text, tmp_path, "--oversubscribe").returncode == 0
+def test_more_than_the_machine_has_runs_with_oversubscribe_and_what_is_not_used_is_reported(tmp_path: Path):
+    head = "  pool: cluster\n  resources: {default: {cpu: 99999, gpu: 0, platform: dgx}}\n"
+    text = workflow(task("one", "echo x$CUDA_VISIBLE_DEVICES", "cacheSize: 1Gi"), head=head)
+    done = launch(text, tmp_path, "--oversubscribe")
+    assert done.returncode == 0
+    for line in (
+        "image image is not used",
+        "pool cluster is not used",
+        "platform dgx is not used",
+        "cacheSize are not used",
+    ):
+        assert line in done.stdout
     assert log(tmp_path, "one") == "x\n"
 
 

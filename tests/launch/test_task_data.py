@@ -1,6 +1,5 @@
 """Inputs, outputs and checkpoints of tasks on an S3 server, and credentials."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import psutil
 import pytest
 
 from paceline.run.storage import Folder
+from tests.forked import paceline
 from tests.launch.workflows import launch, log, marked, result, start, states, task, wait_for, workflow
 from tests.run.s3 import BUCKET, SECRET, S3Server, s3_server
 
@@ -45,7 +45,7 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
                 CREDENTIALS,
                 f"inputs: [{{url: {url}/in}}, {{url: {url}/nothing}}]",
                 f"outputs: [{{url: '{url}/out/{{{{workflow_id}}}}'}}]",
-                f"checkpoint: [{{path: checkpoints, url: {url}/checkpoints, frequency: 1s, regex: st$}}]",
+                f"checkpoint: [{{path: checkpoints, url: {url}/checkpoints, frequency: 1s, regex: .*st$}}]",
             ),
             task("next", "cat {{input:1}}/mode", f"inputs: [{{task: train}}, {{url: {url}/out/test-1}}]"),
         )
@@ -128,5 +128,5 @@ def test_a_task_whose_coordinator_is_killed_ends(tmp_path: Path):
         process.kill()
         process.communicate()
     wait_for(lambda: not marked(tmp_path))
-    record = json.loads((tmp_path / "jobs" / "test-1" / "job.json").read_text())
-    assert record["status"] == "running"
+    status = paceline("status", "test-1", cwd=tmp_path)
+    assert "test-1 on local: lost; the process that ran it was killed" in status.stdout

@@ -44,7 +44,7 @@ def test_a_directory_is_the_same_after_upload_and_download(source: Path, url: st
 
 def test_only_files_that_match_are_transferred(source: Path, url: str, tmp_path: Path):
     (source / ".hidden").touch()
-    upload(source, url, regex="large|hidden")
+    upload(source, url, regex=".*large|.hidden")
     assert Folder(url).listing() == [".hidden", "sub/large"]
     download(url, tmp_path / "copy", regex=r"^\.")
     assert set(_content(tmp_path / "copy")) == {".hidden"}

@@ -1,5 +1,6 @@
 """The command `paceline launch`: run a workflow file."""
 
+import sys
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -65,7 +66,11 @@ def launch(argv: list[str], console: Console) -> int:
     chosen = engine(arguments.on)
     profile = read_profile(arguments.profile)
     file = read_workflow(arguments.file, arguments.set, arguments.set_string)
+    if file.unresolved and not arguments.dry_run and arguments.on != "osmo":
+        raise UserError(file.unresolved[0])
     if arguments.dry_run:
+        for message in file.unresolved:
+            print(f"paceline: warning: {message}; without --dry-run this is an error", file=sys.stderr)
         print(chosen.describe(file, profile))
         return 0
     return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe, arguments.follow))
@@ -80,7 +85,7 @@ def _join_repeated(argv: list[str], options: tuple[str, ...]) -> list[str]:
         if name in values:
             current = name
             values[name] += [value] if separator else []
-        elif current and separator and not argument.startswith("-"):
+        elif current and not argument.startswith("-") and (separator or not values[current]):
             values[current].append(argument)
         else:
             current = ""

@@ -1,29 +1,39 @@
 """The keys of a workflow file: OSMO's workflow specification, version 2."""
 
 import re
+import warnings
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StringConstraints
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+from paceline.validation import shown
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]{1,12})(us|ms|s|m|h|d)")
+_ISO_DURATION = re.compile(r"P(?:([0-9]+)D)?(?:T(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+(?:\.[0-9]+)?)S)?)?")
 _BYTES = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BYTES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(B|[KMGT]i?)?")
-_CODES = re.compile(r"\d{1,3}(-\d{1,3})?(,\s*\d{1,3}(-\d{1,3})?)*")
-_LONGEST_SECONDS = 1e9
-
-ACTIONS = ("COMPLETE", "FAIL", "RESCHEDULE")
+_BYTES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(B|[KMGT](?:iB?)?)?")
+_CODES = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+_LABEL = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+_DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_LABEL_KEY = re.compile(rf"({_DNS_LABEL}(\.{_DNS_LABEL})*/)?{_LABEL}", re.ASCII)
+_LABEL_VALUE = re.compile(_LABEL, re.ASCII)
+_NAME = r"[A-Za-z]([A-Za-z0-9_-]{0,98}[A-Za-z0-9])?"
+_LONGEST_SECONDS, _MOST_LABELS = 1e9, 16
 
 
 def _seconds(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(f"({_DURATION.pattern})+", value[:40]):
-        return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(value))
-    if isinstance(value, str):
-        raise ValueError("must be a number of seconds, or a duration such as 90s, 30m, 1h30m or 2d")
-    return value
+    if not isinstance(value, str):
+        return value
+    if found := _DURATION.fullmatch(value):
+        return float(found[1]) * _UNITS[found[2]]
+    if (found := _ISO_DURATION.fullmatch(value[:40])) and any(found.groups()):
+        return sum(float(number) * _UNITS[unit] for number, unit in zip(found.groups("0"), "dhms", strict=True))
+    raise ValueError("must be a number of seconds, or a duration such as 90s, 30m, 12h or 2d")
 
 
 def _size(value: str) -> str:
@@ -33,14 +43,45 @@ def _size(value: str) -> str:
 
 
 def _exit_codes(value: str) -> str:
-    if not _CODES.fullmatch(value) or any(low > high or high > 255 for low, high in _code_ranges(value)):
-        raise ValueError('must be exit codes from 0 to 255, such as "3" or "0-3,7"')
+    if not _CODES.fullmatch(value) or any(low > high for low, high in _code_ranges(value)):
+        raise ValueError('must be exit codes such as "3" or "0-3,7"')
     return value
+
+
+def _upper_keys(value: Any) -> Any:
+    """Return the mapping of exit actions with names in capitals, because OSMO ignores case."""
+    return {str(name).upper(): codes for name, codes in value.items()} if isinstance(value, dict) else value
+
+
+def _scalars_as_text(value: Any) -> Any:
+    """Return a mapping with true and false as text, as OSMO does; numbers become text by the type of the field."""
+    if isinstance(value, dict):
+        return {key: _scalars_as_text(item) for key, item in value.items()}
+    return str(value) if isinstance(value, bool) else value
+
+
+def _cache_size(value: str) -> str:
+    return value if re.fullmatch(r"[0-9]{1,2}%|100%", value) else _size(value)
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > _MOST_LABELS:
+        raise ValueError(f"must have at most {_MOST_LABELS} labels")
+    for key, item in value.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(item):
+            raise ValueError(f"must have names and values of Kubernetes labels, which {shown(f'{key}: {item}')} is not")
+    return value
+
+
+def _dataset(value: Any) -> Any:
+    """Return the mapping of a dataset that is given by its name alone."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 def _regex(value: str) -> str:
     try:
-        re.compile(value)
+        with warnings.catch_warnings(action="ignore"):
+            re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"must be a regular expression: {error}") from None
     return value
@@ -58,10 +99,14 @@ def size_bytes(size: str) -> float:
     return float(number) * _BYTES[unit]
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z]([\w-]{0,98}[A-Za-z0-9])?$")]
+Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
+TaskName = Annotated[str, StringConstraints(pattern=f"^{_NAME}(:{_NAME})?$")]
+"""Name of a task, or WORKFLOW_ID:TASK for a task of an earlier job."""
 Seconds = Annotated[float, BeforeValidator(_seconds), Ge(0), Le(_LONGEST_SECONDS)]
 Size = Annotated[str, AfterValidator(_size)]
 Regex = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_regex)]
+ExitCodes = Annotated[str, StringConstraints(max_length=1000), AfterValidator(_exit_codes)]
+Action = Literal["COMPLETE", "FAIL", "RESCHEDULE"]
 
 
 class Spec(BaseModel):
@@ -82,21 +127,38 @@ class Dataset(Spec):
     localpath: str = ""
 
 
+DatasetByName = Annotated[Dataset, BeforeValidator(_dataset)]
+
+
 class Input(Spec):
     """A directory that a task reads: the output of another task, or a copy of a URL or dataset."""
 
-    task: str | None = None
+    task: TaskName | None = None
     url: str | None = None
-    dataset: Dataset | None = None
+    dataset: DatasetByName | None = None
     regex: Regex = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the task in {{input:NAME}}, or an empty string."""
+        return (self.task or "").rpartition(":")[2]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether the input is the output of a task of an earlier job."""
+        return ":" in (self.task or "")
+
+    def source(self, workflow_id: str) -> PurePosixPath:
+        """Return the path of the output of the task, relative to the directory jobs/."""
+        return PurePosixPath((self.task or "").rpartition(":")[0] or workflow_id) / self.name / "output"
 
 
 class Output(Spec):
     """A place to which the output directory of a task is copied when the task completes."""
 
     url: str | None = None
-    dataset: Dataset | None = None
-    update_dataset: Dataset | None = None
+    dataset: DatasetByName | None = None
+    update_dataset: DatasetByName | None = None
     regex: Regex = ""
 
 
@@ -125,20 +187,20 @@ class Task(Spec):
     image: str
     command: Annotated[list[str], MinLen(1)]
     args: list[str] = []
-    environment: dict[str, str] = {}
+    environment: Annotated[dict[str, str], BeforeValidator(_scalars_as_text)] = {}
     files: list[File] = []
     inputs: list[Input] = []
     outputs: list[Output] = []
     kpis: list[Kpi] = []
-    credentials: dict[str, str | dict[str, str]] = {}
+    credentials: Annotated[dict[str, str | dict[str, str]], BeforeValidator(_scalars_as_text)] = {}
     resource: str = "default"
-    exitActions: dict[Literal["COMPLETE", "FAIL", "RESCHEDULE"], Annotated[str, AfterValidator(_exit_codes)]] = {}  # noqa: N815
+    exitActions: Annotated[dict[Action, ExitCodes], BeforeValidator(_upper_keys)] = {}  # noqa: N815
     checkpoint: list[Checkpoint] = []
     volumeMounts: list[str] = []  # noqa: N815
     privileged: bool = False
     hostNetwork: bool = False  # noqa: N815
     downloadType: str | None = None  # noqa: N815
-    cacheSize: Size | None = None  # noqa: N815
+    cacheSize: Annotated[str, AfterValidator(_cache_size)] | None = None  # noqa: N815
 
     def action(self, exit_code: int) -> str:
         """Return what follows when the task has ended: COMPLETE, FAIL or RESCHEDULE."""
@@ -149,22 +211,23 @@ class Task(Spec):
 
     def doubled_exit_code(self) -> int | None:
         """Return an exit code for which two actions are given, or None."""
-        codes = [range(low, high + 1) for text in self.exitActions.values() for low, high in _code_ranges(text)]
         seen = set[int]()
-        for code in (code for part in codes for code in part):
-            if code in seen:
-                return code
-            seen.add(code)
+        for text in self.exitActions.values():
+            codes = {code for low, high in _code_ranges(text) for code in range(low, high + 1)}
+            if codes & seen:
+                return min(codes & seen)
+            seen |= codes
         return None
 
-    def texts(self) -> Iterator[str]:
-        """Yield the strings of the task in which the engine replaces tokens."""
-        yield from self.command
-        yield from self.args
-        yield from self.environment.values()
-        yield from (file.contents for file in self.files if file.contents)
-        yield from (checkpoint.path for checkpoint in self.checkpoint)
-        yield from (place.url for place in (*self.inputs, *self.outputs, *self.checkpoint) if place.url)
+    def texts(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield the strings of the task in which the engine replaces tokens, each with its location in the task."""
+        yield from ((("command", index), text) for index, text in enumerate(self.command))
+        yield from ((("args", index), text) for index, text in enumerate(self.args))
+        yield from ((("environment", name), text) for name, text in self.environment.items())
+        yield from ((("files", index, "contents"), file.contents or "") for index, file in enumerate(self.files))
+        for key in ("inputs", "outputs", "checkpoint"):
+            yield from (((key, index, "url"), place.url or "") for index, place in enumerate(getattr(self, key)))
+        yield from ((("checkpoint", index, "path"), place.path) for index, place in enumerate(self.checkpoint))
 
 
 class Group(Spec):
@@ -180,6 +243,14 @@ class Group(Spec):
         return next((task for task in self.tasks if task.lead), self.tasks[0])
 
 
+class Topology(Spec):
+    """Tasks that must or should run close to each other."""
+
+    key: str
+    group: str = "default"
+    requirementType: Literal["required", "preferred"] = "required"  # noqa: N815
+
+
 class Resource(Spec):
     cpu: Annotated[float, Ge(0), Le(1e6)] | None = None
     gpu: Annotated[int, Ge(0), Le(10**6)] | None = None
@@ -187,7 +258,7 @@ class Resource(Spec):
     storage: Size | None = None
     platform: str | None = None
     nodesExcluded: list[str] = []  # noqa: N815
-    topology: list[dict[str, str]] = []
+    topology: list[Topology] = []
 
 
 class Timeout(Spec):
@@ -197,17 +268,17 @@ class Timeout(Spec):
 
 class Workflow(Spec):
     name: Name
-    labels: dict[str, str] = {}
+    labels: Annotated[dict[str, str], AfterValidator(_labels)] = {}
     pool: str | None = None
     timeout: Timeout = Timeout()
     resources: dict[str, Resource] = {}
-    tasks: Annotated[list[Task], MinLen(1)] | None = None
-    groups: Annotated[list[Group], MinLen(1)] | None = Field(default=None)
+    tasks: list[Task] = []
+    groups: list[Group] = []
 
     @property
     def task_groups(self) -> list[Group]:
         """The groups. A task outside of a group is a group of one task, which has its name."""
-        return self.groups or [Group(name=task.name, tasks=[task]) for task in self.tasks or []]
+        return self.groups or [Group(name=task.name, tasks=[task]) for task in self.tasks]
 
     def resource(self, task: Task) -> Resource:
         return self.resources.get(task.resource, Resource())

@@ -226,10 +226,11 @@ def upload(source: Path, url: str, regex: str = "") -> None:
 
 
 def matching_files(source: Path, regex: str) -> list[tuple[Path, str]]:
-    """Return a file, or the files of a directory, with the relative paths that match the regular expression."""
+    """Return a file, or the files of a directory, with the relative paths whose beginning matches the regular
+    expression."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     names = [(file, file.name if file == source else file.relative_to(source).as_posix()) for file in files]
-    return [(file, name) for file, name in names if re.search(regex, name)]
+    return [(file, name) for file, name in names if re.match(regex, name)]
 
 
 def download(url: str, target: Path, regex: str = "") -> None:
@@ -242,7 +243,7 @@ def download(url: str, target: Path, regex: str = "") -> None:
     if not names:
         raise NothingStoredError(f"no files at {url}")
     for name, local_name in names.items():
-        if re.search(regex, local_name):
+        if re.match(regex, local_name):
             folder.download(name, target / local_name)
 
 

@@ -276,7 +276,7 @@ class _Pod:
             lines.append(f"python -m paceline.launch.task_runner prepare {_FILES}/{_SPEC} || exit")
         else:
             for index, given in enumerate(self.task.inputs):
-                source = place.directory.parent / str(given.task) / "output"
+                source = place.directory.parents[1] / given.source(place.spec.workflow_id)
                 lines.append(f"ln -sfn {_quoted(source, place.input(index))}")
         mapped = self._codes("COMPLETE")
         if not mapped and not self.restarts_alone and not self._completed:
@@ -355,9 +355,7 @@ def _resources(resource: Resource, gpu_resource: str) -> Object:
         requests["cpu"] = f"{resource.cpu:g}"
     for name, size in (("memory", resource.memory), ("ephemeral-storage", resource.storage)):
         if size is not None:
-            requests[name] = limits[name] = (
-                re.sub(r"\s", "", size).removesuffix("B").replace("K", "k").replace("ki", "Ki")
-            )
+            requests[name] = limits[name] = size.removesuffix("B").replace("K", "k").replace("ki", "Ki")
     if resource.gpu:
         limits[gpu_resource] = str(resource.gpu)
     return ({"requests": requests} if requests else {}) | ({"limits": limits} if limits else {})

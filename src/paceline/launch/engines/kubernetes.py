@@ -28,8 +28,6 @@ _MOST_UPSTREAM_GROUPS = 5
 """Largest number of jobs on which a job of a JobSet can depend."""
 _POLL_SECONDS = 5.0
 _OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?")
 
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
@@ -165,9 +163,6 @@ def _unsupported(workflow: Workflow) -> Iterator[tuple[str, str]]:
         yield "pool", "remove it; kubernetes.namespace and kubernetes.node_selector of the profile choose the nodes"
     if workflow.timeout.queue_timeout is not None and workflow.timeout.exec_timeout is None:
         yield "timeout.queue_timeout", "add exec_timeout; only the sum of both is a limit of Kubernetes"
-    for key, value in workflow.labels.items():
-        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
-            yield f"labels.{key}", f"{key[:80]!r} and {value[:80]!r} must be valid as a label of Kubernetes"
     groups = group_by_task(workflow)
     for group in workflow.task_groups:
         if len(upstream(group, groups)) > _MOST_UPSTREAM_GROUPS:

@@ -238,12 +238,15 @@ def _has_completed(job: JobRecord, group: str, fact: _Facts) -> bool:
 
 def _poll(job: JobRecord) -> Iterator[dict[str, _Facts]]:
     """Yield the facts about the Slurm jobs again and again until all jobs have ended."""
-    ended = 0
-    # A job that is requeued may be seen in the state of an ended one for a moment.
-    while ended < 2:
+    was_ended = False
+    while True:
         facts = _facts(job)
         yield facts
-        ended = ended + 1 if all(fact.state in _ENDED for fact in facts.values()) else 0
+        states = {fact.state for fact in facts.values()}
+        # A job that is requeued may be in the state of a failed one for a moment.
+        if states <= {"COMPLETED", "CANCELLED"} or (was_ended and states <= _ENDED):
+            return
+        was_ended = states <= _ENDED
         time.sleep(_POLL_SECONDS)
 
 

@@ -182,7 +182,7 @@ class SshTransport:
         if self._settings.shared_storage:
             return []
         copies = list[list[str]]()
-        for name in dict.fromkeys(given.task for given in task.inputs if given.task):
+        for name in dict.fromkeys(given.task for given in task.inputs if given.task and not given.is_earlier):
             source = self._placement.host(name).commands
             if source is not target:
                 output, here = Path("jobs") / self._job.name / name / "output", self._job / name / "output"

@@ -96,10 +96,11 @@ class TaskFiles:
             case "output":
                 return str(self.output)
             case "host":
-                return self.spec.hosts[name]
+                return self.spec.hosts.get(name, token[0])
             case _:
-                names = [given.task for given in self.task.inputs]
-                return str(self.input(names.index(name) if name in names else int(name)))
+                names = [given.name for given in self.task.inputs]
+                index = names.index(name) if name in names else int(name) if name.isdecimal() else len(names)
+                return str(self.input(index)) if index < len(names) else token[0]
 
     def _place(self, file: File) -> Path:
         return self.directory / "files" / file.path.lstrip("/") if file.path.startswith("/") else self.work / file.path
@@ -123,21 +124,20 @@ class TaskFiles:
             target = self.input(index)
             _remove(target)
             if given.task is not None:
-                self._link_output(given.task, target, given.regex)
+                self._link_output(self.directory.parents[1] / given.source(self.spec.workflow_id), target, given.regex)
             elif given.url is not None:
                 target.mkdir()
                 self._download(self.resolve(given.url), target, given.regex)
             elif given.dataset is not None:
                 source = self._dataset(given.dataset)
-                copy(source, target, given.regex or given.dataset.regex)
+                copy(source, target / source.parent.name, given.regex or given.dataset.regex)
                 if not source.is_dir():
                     print(f"paceline: no dataset {source}, the directory of the input is empty", file=sys.stderr)
 
-    def _link_output(self, task: str, target: Path, regex: str) -> None:
+    def _link_output(self, source: Path, target: Path, regex: str) -> None:
         """Make the output of another task available: a link, or a copy of the files that match."""
-        source = self.directory.parent / task / "output"
         if not source.is_dir():
-            raise OSError(f"the output of {task} is not on this host: {source}")
+            raise OSError(f"the output of {source.parent.name} is not on this host: {source}")
         if regex:
             copy(source, target, regex)
         else:
