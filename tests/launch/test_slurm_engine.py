@@ -30,7 +30,7 @@ FILE = """\
 workflow:
   name: ex
   pool: large
-  labels: {team: robot arms, run: "7"}
+  labels: {team: robot-arms, run: "7"}
   timeout: {exec_timeout: 2h}
   resources:
     default: {cpu: 1.5, gpu: 4, memory: 64Gi, storage: 100G, platform: dgx, nodesExcluded: [n7, n9]}
@@ -59,7 +59,7 @@ EXAMPLE = """\
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/nfs/jobs/ex-1/train.slurm.log
-#SBATCH '--comment=team=robot arms,run=7'
+#SBATCH --comment=team=robot-arms,run=7
 #SBATCH --reservation=night
 #SBATCH --mail-type=END
 exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/jobs/ex-1 train
@@ -79,7 +79,7 @@ exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/job
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/nfs/jobs/ex-1/report.slurm.log
-#SBATCH '--comment=team=robot arms,run=7'
+#SBATCH --comment=team=robot-arms,run=7
 #SBATCH --reservation=night
 #SBATCH --mail-type=END
 exec /opt/paceline/bin/python -P -m paceline.launch.engines.slurm_group /nfs/jobs/ex-1 report
@@ -156,7 +156,7 @@ def test_missing_programs_of_slurm_are_named(tmp_path: Path):
         (workflow(resource="{gpu: 1}", other="{gpu: 2}"), "master and worker of the group together differ"),
         (workflow("", "{platform: dgx}", "{platform: dgx}"), "resources.platform: unknown platform 'dgx'"),
         (workflow("", "{topology: [{key: rack}]}", "{topology: [{key: rack}]}"), "does not support topology"),
-        (workflow('  labels: {note: "one\\ntwo"}'), "printable"),
+        (workflow('  labels: {note: "one\\ntwo"}'), "Kubernetes labels"),
     ],
 )
 def test_what_slurm_cannot_do_is_refused_by_name(text: str, message: str):
@@ -176,7 +176,7 @@ def test_storage_is_not_requested_where_the_nodes_have_no_tmp_disk():
 
 def test_the_time_limit_is_never_above_that_of_the_site():
     text = workflow("  timeout: {exec_timeout: 10d}")
-    assert "--time=1-12:30:00" in described(text, time="36h30m")
+    assert "--time=1-12:30:00" in described(text, time="PT36H30M")
     assert "--time=10-00:04:00" in described(text, signal_seconds=120, grace_seconds=30)
 
 

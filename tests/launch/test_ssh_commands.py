@@ -31,7 +31,7 @@ workflow:
     - name: worker
       image: paceline
       command: [echo, "{{host:master}}"]
-  - name: export
+  - name: exporting
     tasks:
     - name: export
       image: paceline
@@ -84,7 +84,7 @@ ssh {SSH} host2 '/opt/paceline/bin/python {RUN} run'
 {INPUT}
 # {{"workflow_id":"example-1",{WORKER},"storage_root":"/data","venv":"/opt/paceline",\
 "hosts":{{"master":"host1","worker":"host2"}},"silence_seconds":15.0}}
-# export after training: export
+# exporting after training: export
 ssh {SSH} host1 '/opt/paceline/bin/python {RUN} prepare'
 ssh {SSH} host1 '/opt/paceline/bin/python {RUN} run'
 {INPUT}
@@ -107,7 +107,7 @@ ssh -J gateway {SSH} b '/venv/bin/python {RUN} run'
 {INPUT}
 # {{"workflow_id":"example-1",{WORKER},"storage_root":"/data","venv":"/venv",\
 "hosts":{{"master":"10.0.0.1","worker":"b"}},"silence_seconds":15.0}}
-# export after training: export
+# exporting after training: export
 ssh {A} 10.0.0.1 '/opt/paceline/bin/python {RUN} prepare'
 ssh {A} 10.0.0.1 '/opt/paceline/bin/python {RUN} run'
 {INPUT}
