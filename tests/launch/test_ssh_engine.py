@@ -257,6 +257,9 @@ def test_hosts_that_cannot_be_used_are_named(site: Site):
     assert "cannot connect to the host nowhere: ssh: Could not resolve hostname nowhere" in site.printed
     assert "the host node2 cannot run Paceline in the environment /no/environment" in site.printed
     assert "the group together has 2 tasks for the hosts node1" in site.printed
+    site.profile(sync=[{"source": "/does/not/exist", "target": "/tmp"}])
+    assert site.launch(workflow(task("alone", "true"))) == 2
+    assert "ssh.sync: cannot copy to the host node1: rsync: " in site.printed
 
 
 TRAIN = "train_options=--num-envs 8 --checkpoint-every 10 --timeout 5 --ppo.hidden 16 16"

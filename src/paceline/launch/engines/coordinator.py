@@ -71,9 +71,9 @@ class Transport(Protocol):
         """Request the task runner to stop its task: by SIGTERM, or by the end of its standard input."""
         ...
 
-    def failure(self, spec: TaskSpec) -> str:
-        """Return why the process of a task has ended, if it is not because the task runner has ended; "" if it is. An
-        example is a lost host."""
+    def failure(self, spec: TaskSpec, code: int) -> str:
+        """Return why the process of a task has ended with an exit code, if it is not because the task runner has ended;
+        "" if it is. An example is a lost host."""
         ...
 
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
@@ -239,7 +239,7 @@ class Coordinator:
 
     def _preparation_failed(self, group: GroupRun, run: TaskRun, code: int) -> None:
         assert run.spec
-        failure = self._transport.failure(run.spec)
+        failure = self._transport.failure(run.spec, code)
         if failure and run.task.action(code) == "RESCHEDULE":
             return self._reschedule(group, run, code, failure)
         run.end(State.FAILED, None, failure or _reason(run, code) or f"cannot prepare its files: exit code {code}")
@@ -260,7 +260,7 @@ class Coordinator:
             run.end(State.FAILED, None, reason)
             return self._failed(group, run)
         assert run.spec
-        cause = self._transport.failure(run.spec) or f"exit code {code}"
+        cause = self._transport.failure(run.spec, code) or f"exit code {code}"
         match run.task.action(code):
             case "COMPLETE":
                 run.end(State.COMPLETED, code)

@@ -117,7 +117,7 @@ class LocalTransport:
     def terminate(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:
         process.terminate()
 
-    def failure(self, spec: TaskSpec) -> str:
+    def failure(self, spec: TaskSpec, code: int) -> str:
         return ""
 
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:

@@ -119,7 +119,7 @@ class SlurmTransport:
             if process.stdin:
                 process.stdin.close()
 
-    def failure(self, spec: TaskSpec) -> str:
+    def failure(self, spec: TaskSpec, code: int) -> str:
         return ""
 
     def kill(self, process: subprocess.Popen[bytes], spec: TaskSpec) -> None:

@@ -215,11 +215,13 @@ class SshTransport:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def failure(self, spec: TaskSpec) -> str:
+    def failure(self, spec: TaskSpec, code: int) -> str:
         message = last_line(self._messages(spec))
         if message.startswith(ENDED):
             return ""
         host = self._placement.host(spec.task.name)
+        if code != LOST_CODE:
+            return f"cannot run on the host {host.name}: {message or f'exit code {code}'}"
         host.is_lost = True
         if spec.task.action(LOST_CODE) == "RESCHEDULE":
             self._placement.move(spec.task)

@@ -121,7 +121,8 @@ def copy_files(hosts: list[SshCommands]) -> None:
     calls = [(host, host.sync(path)) for host in hosts for path in host.settings.sync]
     for host, command, done in _call_all(calls, None):
         if done.returncode:
-            reason = _last(done.stderr) or f"exit code {done.returncode}"
+            # The last line of rsync only says that there was an error.
+            reason = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
             raise UserError(f"ssh.sync: cannot copy to the host {host.host.name}: {reason}\n  {shlex.join(command)}")
 
 
