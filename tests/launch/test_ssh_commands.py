@@ -165,6 +165,13 @@ def test_a_host_that_a_resource_excludes_is_not_used():
     assert placed(placement, "a", "b") == ["y", "z"]
 
 
+def test_a_dry_run_refuses_a_file_that_excludes_all_hosts(tmp_path: Path):
+    (tmp_path / "profile.yaml").write_text(PROFILE + HOSTS)
+    excluding = FILE.replace("  groups:", "  resources: {default: {nodesExcluded: [a, b]}}\n  groups:")
+    with pytest.raises(UserError, match="nodesExcluded"):
+        ssh.describe(parse_workflow(excluding, Path("file.yaml")), read_profile(tmp_path / "profile.yaml"))
+
+
 def test_a_task_runs_where_its_inputs_are():
     tasks = [{"name": name, "image": "i", "command": ["true"]} for name in ("first", "second", "third")]
     tasks[2]["inputs"] = [{"task": "second"}]

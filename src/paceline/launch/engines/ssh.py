@@ -52,13 +52,15 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
     named = profile.ssh.hosts or [SshHost(name=f"host{index}") for index in range(1, count + 1)]
     hosts = [Host(commands) for commands in _commands(profile, named)]
     job = profile.storage_root.absolute() / "jobs" / f"{workflow.name}-1"
-    transport = SshTransport(Placement(hosts, workflow, profile.ssh.tasks_per_host, oversubscribe=True), profile, job)
+    placement = Placement(hosts, workflow, profile.ssh.tasks_per_host, oversubscribe=True)
+    transport = SshTransport(placement, profile, job)
     lines = [file.text.rstrip(), ""]
     for host in hosts:
         lines += [shlex.join(host.commands.sync(path)) for path in profile.ssh.sync]
     groups = group_by_task(workflow)
     for group in workflow.task_groups:
-        transport.reserve(group)
+        placement.check(group)
+        placement.reserve(group)
         names = sorted(upstream(group, groups))
         waits = f" after {', '.join(names)}" if names else ""
         for task in group.tasks:
@@ -68,7 +70,7 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
             lines += [shlex.join(transport.command(spec, phase)) for phase in ("prepare", "run")]
             lines.append("# Standard input, to which credentials and the contents of localpath files are added:")
             lines.append(f"# {spec.model_dump_json(exclude_defaults=True)}")
-        transport.release(group)
+        placement.release(group)
     return "\n".join(lines)
 
 

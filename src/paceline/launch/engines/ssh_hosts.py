@@ -77,7 +77,7 @@ class Placement:
         if self.reserve(group):
             return self.release(group)
         names = ", ".join(host.name for host in self.hosts)
-        if len(group.tasks) > len(self.hosts) * self._tasks_per_host:
+        if not self._oversubscribe and len(group.tasks) > len(self.hosts) * self._tasks_per_host:
             raise UserError(
                 f"the group {group.name} has {len(group.tasks)} tasks for the hosts {names}, with "
                 f"ssh.tasks_per_host {self._tasks_per_host}; add hosts to the profile, increase tasks_per_host, or add "
