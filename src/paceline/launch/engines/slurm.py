@@ -26,6 +26,7 @@ from paceline.launch.engines.slurm_group import SUBMISSION, Submission, newest_s
 from paceline.launch.engines.slurm_script import batch_jobs
 from paceline.launch.engines.support import check_host, check_supported, environment, notes, tasks_of
 from paceline.launch.engines.task_run import Job
+from paceline.launch.engines.tunnel import open_tensorboard
 from paceline.launch.job_record import JobRecord, State, new_job
 from paceline.launch.profile import Profile
 from paceline.launch.spec import File, Group, Workflow
@@ -196,17 +197,12 @@ def cancel(job: JobRecord) -> int:
 
 
 def tensorboard(job: JobRecord) -> int:
-    """Print the node and port of the job's TensorBoard, and the command that opens a tunnel to it."""
+    """Open a tunnel to the TensorBoard of a job and print its address. The site must allow ssh to nodes of own jobs."""
     name, port = tensorboard_task(job)
     start = newest_start(job.directory, job.tasks[name].group)
     if start is None or start.tasks[name].state != State.RUNNING:
         raise UserError(f"the task {name} of {job.workflow_id} does not run; see paceline status {job.workflow_id}")
-    host = start.tasks[name].host
-    print(
-        f"TensorBoard of {job.workflow_id} runs on port {port} of {host}. Open a tunnel from a machine that reaches it:"
-    )
-    print(f"  ssh -N -L {port}:127.0.0.1:{port} {host}")
-    print(f"and then http://127.0.0.1:{port}")
+    open_tensorboard(["ssh", start.tasks[name].host], start.tasks[name].host, port, job.workflow_id)
     return 0
 
 

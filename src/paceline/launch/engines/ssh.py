@@ -7,10 +7,8 @@ lost. Therefore no process remains on a host, also if this machine or the networ
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from paceline.launch.engines.ssh_task import ENDED
 from paceline.launch.engines.support import check_sources, check_supported, environment, notes
 from paceline.launch.engines.task_files import TaskSpec
 from paceline.launch.engines.task_run import Job
+from paceline.launch.engines.tunnel import open_tensorboard
 from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import Profile, SshHost
 from paceline.launch.spec import Task
@@ -101,40 +100,8 @@ def tensorboard(job: JobRecord) -> int:
     host = job.tasks[task].host
     if host not in job.handles:
         raise UserError(f"the task {task} of {job.workflow_id} has not started; see paceline status {job.workflow_id}")
-    *ssh, address = shlex.split(job.handles[host])
-    local_port = _free_port(port)
-    tunnel = ["-N", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{local_port}:127.0.0.1:{port}", address]
-    process = subprocess.Popen([*ssh, *tunnel], stdin=subprocess.DEVNULL)
-    with cleanup_on_exit(process.kill):
-        while process.poll() is None and not _answers(local_port, b""):
-            time.sleep(0.1)
-        if process.poll() is not None:
-            raise UserError(f"cannot open a tunnel to the host {host}: see the message of ssh above")
-        if not _answers(local_port, b"HEAD / HTTP/1.0\r\n\r\n"):
-            raise UserError(f"TensorBoard of {job.workflow_id} does not answer on port {port} of {host}")
-        print(f"http://127.0.0.1:{local_port} shows TensorBoard of {job.workflow_id}. Ctrl-C closes it.", flush=True)
-        process.wait()
-    raise UserError(f"lost the host {host}: the tunnel has ended")
-
-
-def _free_port(wanted: int) -> int:
-    """Return a free port of this machine: the one that is wanted, or any other."""
-    for port in (wanted, 0):
-        with socket.socket() as listener, suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            return listener.getsockname()[1]
-    raise UserError("this machine has no free port")
-
-
-def _answers(port: int, request: bytes) -> bool:
-    """Return whether a port of this machine accepts a connection, and whether an answer follows a request."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            connection.sendall(request)
-            return not request or bool(connection.recv(1))
-    except OSError:
-        return False
+    open_tensorboard(shlex.split(job.handles[host]), host, port, job.workflow_id)
+    return 0
 
 
 def _commands(profile: Profile, hosts: list[SshHost]) -> list[SshCommands]:
