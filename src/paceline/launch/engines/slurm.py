@@ -112,7 +112,7 @@ def _with_local_files(file: WorkflowFile) -> Workflow:
         return each.model_copy(update={"tasks": tasks})
 
     groups = [group(each) for each in file.workflow.task_groups]
-    return file.workflow.model_copy(update={"tasks": None, "groups": groups})
+    return file.workflow.model_copy(update={"tasks": [], "groups": groups})
 
 
 @dataclass(frozen=True)
