@@ -82,7 +82,8 @@ def test_further_observation_groups_are_inputs_under_their_names(
     policy = Policy(nn.Linear(4 + 3, 2), ("policy", "heights"))
     spec = {"policy": TensorSpec((4,)), "heights": TensorSpec((3,)), "critic": TensorSpec((9,))}
     env = SimpleNamespace(observation_spec=spec, step_seconds=0.02)
-    about = {"task": "cartpole", "iteration": 3, "folder": tmp_path, "file": run / "run.yaml"}
+    config = SimpleNamespace(task="cartpole")
+    about = {"config": config, "iteration": 3, "folder": tmp_path, "file": run / "run.yaml"}
     monkeypatch.setattr("paceline.export.playable", lambda *_: SimpleNamespace(env=env, policy=policy, **about))
     obs = {name: torch.randn(5, *each.shape) for name, each in spec.items()}
     session = onnxruntime.InferenceSession(export("", "onnx", None), providers=["CPUExecutionProvider"])
