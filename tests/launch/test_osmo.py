@@ -134,3 +134,9 @@ def test_file_is_checked_first(tmp_path: Path, stand_in: StandIn):
     done = paceline("launch", "wrong.yaml", "--on", "osmo", cwd=tmp_path)
     assert done.returncode == 2
     assert "wrong.yaml:7: unknown key of task 'imag'" in done.stderr
+    (tmp_path / "old.yaml").write_text(
+        TEXT.replace("image: image", "image: image\n    outputs: [{dataset: {name: old}}]")
+    )
+    done = paceline("launch", "old.yaml", "--on", "osmo", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the engine osmo does not support outputs.dataset: use url: s3://BUCKET/PATH" in done.stderr

@@ -122,16 +122,17 @@ class Folder:
         return self._repeat("upload", name, upload, f"; the local copy is {file}")
 
     def download(self, name: str, file: Path, checksum: str | None = None) -> None:
-        """Download a file. Its size is compared with the size in the store; its SHA-256 checksum is compared with
-        `checksum`, if given. The file appears under its name only when it is complete."""
+        """Download a file. Its size is compared with the size in the store, its SHA-256 checksum with that of the
+        received bytes and with `checksum`, if given. The file appears under its name only when it is complete."""
         part = file.with_name(f".{file.name}.{os.getpid()}.part")
 
         def download() -> None:
             size = self._files.info(self._path(name))["size"]
-            self._files.get_file(self._path(name), str(part))
+            with self._files.open(self._path(name), "rb", block_size=_BLOCK) as stored, part.open("wb") as local:
+                received, _ = _sha256(stored, copy=local)
             with part.open("rb") as local:
                 found, length = _sha256(local)
-            if length != size or checksum not in (None, found):
+            if length != size or found != received or checksum not in (None, found):
                 raise ChecksumError("the content differs from what was uploaded")
             part.replace(file)
 
@@ -247,12 +248,14 @@ def download(url: str, target: Path, regex: str = "") -> None:
             folder.download(name, target / local_name)
 
 
-def _sha256(file: BinaryIO | Any, length: int | None = None) -> tuple[str, int]:
-    """Return the checksum and the length of a file, or of its first `length` bytes."""
+def _sha256(file: BinaryIO | Any, length: int | None = None, copy: BinaryIO | None = None) -> tuple[str, int]:
+    """Return the checksum and the length of a file, or of its first `length` bytes. Write what is read to `copy`."""
     digest, done = hashlib.sha256(), 0
     while block := file.read(_BLOCK if length is None else min(_BLOCK, length - done)):
         digest.update(block)
         done += len(block)
+        if copy:
+            copy.write(block)
     return digest.hexdigest(), done
 
 

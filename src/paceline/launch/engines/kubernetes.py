@@ -16,7 +16,7 @@ from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.jobset import INSTANCE, STORAGE_ROOT, needs_runner, render, secret_name, split_mount
 from paceline.launch.engines.programs import call, output
-from paceline.launch.engines.support import check_supported, tasks_of
+from paceline.launch.engines.support import check_supported, tasks_of, unsupported_datasets
 from paceline.launch.engines.task_files import check_files
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import JobRecord, new_job
@@ -170,10 +170,7 @@ def _unsupported(workflow: Workflow) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_in_task(task: Task, workflow: Workflow, settings: KubernetesSettings) -> Iterator[tuple[str, str]]:
-    if any(given.dataset for given in task.inputs):
-        yield "inputs.dataset", "use url: s3://BUCKET/PATH"
-    if any(output.dataset or output.update_dataset for output in task.outputs):
-        yield "outputs.dataset", "use url: s3://BUCKET/PATH"
+    yield from unsupported_datasets(task)
     for place in (*task.inputs, *task.outputs, *task.checkpoint):
         if place.url and place.url.startswith("file:"):
             path = Path(unquote(urlsplit(place.url).path))

@@ -10,6 +10,7 @@ from paceline.errors import UserError
 from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.engines.job_control import tensorboard_task
 from paceline.launch.engines.programs import call, output
+from paceline.launch.engines.support import tasks_of, unsupported_datasets
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import Profile
@@ -18,11 +19,13 @@ from paceline.launch.workflow import WorkflowFile
 
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the command and the file, which is submitted as it is."""
+    _check(file)
     return f"# {shlex.join(_submit(file, profile))}\n{file.path.read_text().rstrip()}"
 
 
 def launch(file: WorkflowFile, profile: Profile, console: Console, options: LaunchOptions) -> int:
     """Submit a workflow; with `follow`, print its output until it has ended."""
+    _check(file)
     answer = output(_submit(file, profile))
     try:
         workflow = str(json.loads(answer)["name"])
@@ -55,6 +58,13 @@ def tensorboard(job: JobRecord) -> int:
     task, port = tensorboard_task(job)
     print(f"http://127.0.0.1:{port} until Ctrl-C", flush=True)
     return call(["osmo", "workflow", "port-forward", job.handles["workflow"], task, "--port", str(port)])
+
+
+def _check(file: WorkflowFile) -> None:
+    """Raise UserError for datasets, which OSMO no longer has."""
+    for task in tasks_of(file.workflow):
+        for key, reason in unsupported_datasets(task):
+            raise UserError(f"{file.path}: task {task.name}: the engine osmo does not support {key}: {reason}")
 
 
 def _submit(file: WorkflowFile, profile: Profile) -> list[str]:

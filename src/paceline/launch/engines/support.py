@@ -67,6 +67,14 @@ def _unsupported(task: Task) -> Iterator[tuple[str, str]]:
             yield f"credentials.{name}", f"{directory[:80]!r} must be an absolute path, or a mapping of variables"
 
 
+def unsupported_datasets(task: Task) -> Iterator[tuple[str, str]]:
+    """Yield keys and remedies, for an engine without datasets."""
+    if any(given.dataset for given in task.inputs):
+        yield "inputs.dataset", "use url: s3://BUCKET/PATH"
+    if any(output.dataset or output.update_dataset for output in task.outputs):
+        yield "outputs.dataset", "use url: s3://BUCKET/PATH"
+
+
 def _unsupported_dataset(dataset: Dataset) -> Iterator[tuple[str, str]]:
     for key in ("paths", "metadata", "labels", "localpath"):
         if getattr(dataset, key):
