@@ -130,7 +130,8 @@ def test_a_failed_worker_fails_the_group_only_if_the_file_says_so(ignored: bool,
 @pytest.mark.parametrize("barrier", [True, False])
 def test_with_a_barrier_no_task_starts_before_the_files_of_all_are_ready(barrier: bool, tmp_path: Path):
     bad = task("worker", "true", "files: [{path: a, contents: b}, {path: a/c, contents: d}]")
-    lead = task("lead", "echo start", "lead: true")
+    # The end of the lead would stop the preparation of the other task.
+    lead = task("lead", "echo start; until grep -q failed ../../job.json; do sleep 0.05; done", "lead: true")
     done = launch(group(lead, bad, keys="" if barrier else "    barrier: false\n"), tmp_path)
     assert done.returncode == (1 if barrier else 0)
     assert states(tmp_path)["worker"] == ("failed", None)
