@@ -7,7 +7,6 @@ TRAIN_ENV := .venv/.installed
 TEST_ENV := .venv/.installed-test
 MJLAB_ENV := .venv-mjlab/.installed
 PEERS := bench/peers/requirements-mjlab.lock
-# Three test processes on two cores: tests with several ranks wait for most of their time.
 # Tests that mount file systems or make networks run where that is allowed.
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
@@ -36,7 +35,7 @@ train: $(TRAIN_ENV)
 test: check
 	scripts/system_packages $(BIN)/python
 	scripts/node_packages
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m $(TESTS) --durations=10 $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m $(TESTS) --durations=10 $(ARGS)
 
 quick: check
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not gpu and not root" $(QUICK) $(ARGS)

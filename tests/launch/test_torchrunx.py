@@ -133,8 +133,7 @@ def test_two_hosts_train_as_one_over_ssh(site: Path, tmp_path: Path):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("kind", ["raise", "SIGKILL"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("kind", "rank"), [("raise", 1), ("SIGKILL", 0)])
 def test_a_rank_that_fails_on_a_host_ends_the_command_and_leaves_nothing(
     kind: str, rank: int, site: Path, tmp_path: Path
 ):
