@@ -24,6 +24,7 @@ from paceline.tasks.reach_camera import ReachCamera
 from paceline.train import TrainingFailedError, train
 from paceline.training.build import resolve
 from tests.cameras.small import SMALL_CAMERA, SMALL_CAMERA_OF_ARM, SMALL_ENCODER
+from tests.states import flat
 
 SETTINGS = {"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)}
 CONFIG = TrainConfig(
@@ -43,13 +44,6 @@ def run(path: Path, iterations: int, resume: bool = False, **changes) -> RunDir:
     config = dataclasses.replace(CONFIG, max_iterations=iterations, **changes)
     train(config, directory, QUIET, checkpoint.newest(directory.checkpoints) if resume else None)
     return directory
-
-
-def flat(state: dict, prefix: str = "") -> dict:
-    leaves = {}
-    for key, value in state.items():
-        leaves |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
-    return leaves
 
 
 def scalars(directory: RunDir) -> dict[str, list[tuple[int, float]]]:

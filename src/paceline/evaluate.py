@@ -39,10 +39,9 @@ def evaluate(
     num_envs = min(episodes, entry.gpu_envs if device.type == "cuda" else entry.cpu_envs)
     per_env = -(-episodes // num_envs)
     estimates = dict[bool, dict[str, Estimate]]()
-    for randomize in (False, True):
+    is_randomized = isinstance(found.env, RobotEnv) and bool(found.env.task.randomized_fields())
+    for randomize in (False, True) if is_randomized else (False,):
         env = make_env(config, rank, range(num_envs), for_evaluation=True, randomize=randomize)
-        if randomize and not (isinstance(env, RobotEnv) and env.task.randomized_fields()):
-            break
         what = "randomized" if randomize else "nominal"
         values = run_episodes(env, found.policy, per_env, lambda done, total, what=what: progress(what, done, total))
         if bad := [name for name, of_name in values.items() if not bool(of_name.isfinite().all())]:

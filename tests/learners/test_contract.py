@@ -26,6 +26,7 @@ from paceline.tasks.cartpole import ENTRY
 from paceline.training.build import make_env, make_learner, playable
 from tests.distributed.faults import install
 from tests.distributed.ranks import on_ranks, paceline_on_ranks
+from tests.states import flat
 
 NUM_ENVS, SEED = 256, 3
 LONG_ENOUGH = 0.95 * 300
@@ -102,13 +103,6 @@ def record_steps(env: VecEnv) -> list[tuple[Tensor, Tensor]]:
 def common(state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a state that must be equal on all ranks."""
     return flat({key: part for key, part in state.items() if key != "envs"})
-
-
-def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in state.items():
-        leaves |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {prefix + key: value}
-    return leaves
 
 
 def digest(state: dict[str, Any]) -> str:

@@ -2,10 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
 from paceline.train import train
 from paceline.training.evaluation import ENDED_EARLY, estimate, run_episodes
+from tests.states import flat
 
 CONFIG = TrainConfig(
     task="cartpole",
@@ -36,14 +35,6 @@ CONFIG = TrainConfig(
     eval_episodes=6,
 )
 QUIET = Console(quiet=True)
-
-
-def leaves(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in state.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, torch.as_tensor(value)
 
 
 class Still(torch.nn.Module):
@@ -94,8 +85,10 @@ def test_evaluations_during_training_do_not_change_it(trained: RunDir, tmp_path:
     plain = RunDir(tmp_path / "run")
     train(replace(CONFIG, eval_every=0), plain, QUIET)
     one, other = (checkpoint.load(checkpoint.newest(run.checkpoints))["learner"] for run in (trained, plain))
-    for (name, value), (_, expected) in zip(leaves(one), leaves(other), strict=True):
-        assert torch.equal(value, expected), name
+    expected = flat(other)
+    assert flat(one).keys() == expected.keys()
+    for name, value in flat(one).items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(expected[name])), name
     assert not plain.evaluations.exists()
 
 

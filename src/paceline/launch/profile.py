@@ -101,7 +101,7 @@ class SshSettings(TaskLimits):
     sync: list[SyncedPath] = []
     """Files and directories that are copied to the hosts before the tasks start."""
     shared_storage: bool = False
-    """Whether all hosts see the same files in `storage_root`. If not, outputs that another host needs are copied."""
+    """True if all hosts share the directory `storage_root`. Otherwise, outputs that another host needs are copied."""
     tasks_per_host: Annotated[int, Ge(1), Le(1024)] = 1
     """Maximum number of tasks that run on a host at the same time, from 1 to 1024; a second task is given to a host
     only if all hosts have one."""

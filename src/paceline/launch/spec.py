@@ -145,7 +145,7 @@ class Input(Spec):
 
     @property
     def is_earlier(self) -> bool:
-        """Whether the input is the output of a task of an earlier job."""
+        """Return whether the input is the output of a task of an earlier job."""
         return ":" in (self.task or "")
 
     def source(self, workflow_id: str) -> PurePosixPath:

@@ -222,7 +222,7 @@ class _Pod:
         }
 
     def _codes(self, action: str) -> list[int]:
-        # The runner's own exit code is a failure, whatever the file says.
+        # The exit code of the runner for a failed transfer is a failure, also if exitActions says otherwise.
         own = STORAGE_CODE if self._runner else None
         return [code for code in range(1, 256) if self.task.action(code) == action and code != own]
 

@@ -1,4 +1,4 @@
-"""Submit a workflow to Slurm: every group is a job, and every task of it a job step on a node of its own.
+"""Submit a workflow to Slurm: every group is a job, and every task of the group is a job step on a separate node.
 
 The storage root of the profile must be on a file system that all nodes share. `slurm_script` has the batch scripts and
 `slurm_group` what runs in a job.
@@ -117,7 +117,7 @@ def _with_local_files(file: WorkflowFile) -> Workflow:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What Slurm knows about a job."""
+    """State of a job as Slurm reports it."""
 
     state: str = "UNKNOWN"
     time: str = ""

@@ -1,6 +1,6 @@
 """Run one group of a workflow as a Slurm job: `python -m paceline.launch.engines.slurm_group DIRECTORY GROUP`.
 
-The batch script runs it on the first node of the job. It starts every task as a job step on a node of its own, and
+The batch script runs it on the first node of the job. It starts every task as a job step on a separate node, and
 requeues the job
 
 - before the time limit, which SIGUSR1 announces,
@@ -38,8 +38,8 @@ _WIDTH = 120
 
 
 class Submission(BaseModel):
-    """What the jobs of a launch need from it, submission.json in the directory of the job. Credentials are not in it:
-    Slurm passes environment variables to its jobs."""
+    """Workflow and profile of a launch for its Slurm jobs: submission.json in the directory of the job. It has no
+    credentials, because Slurm passes environment variables to its jobs."""
 
     workflow: Workflow
     profile: Profile

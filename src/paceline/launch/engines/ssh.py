@@ -209,7 +209,7 @@ class _Input:
         self._descriptor, self._line, self._seconds = descriptor, line, seconds
         self._closed = threading.Event()
         self.is_sent = False
-        """Whether the specification is sent. This may wait for the connection."""
+        """True once the specification is sent, which may wait for the connection."""
         threading.Thread(target=self._send, daemon=True).start()
 
     def close(self) -> None:

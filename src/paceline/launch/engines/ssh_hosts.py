@@ -28,7 +28,7 @@ class Host:
     gpus: list[str] = field(default_factory=list)
     """Values for CUDA_VISIBLE_DEVICES."""
     needs: dict[str, Amounts] = field(default_factory=dict)
-    """What the tasks on the host need, by the name of the task."""
+    """Resources that the tasks on the host need, by the name of the task."""
     is_lost: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""What the node of a task must know, and the directories and files of the task there."""
+"""Specification of a task for its node, and the directories and files of the task there."""
 
 import base64
 import binascii

@@ -18,7 +18,7 @@ class TaskRun(TaskRecord):
     task: Task
     log: Path
     spec: TaskSpec | None = None
-    """What its node received."""
+    """Specification that the node has received."""
     process: subprocess.Popen[bytes] | None = None
     """The task runner."""
 
