@@ -31,7 +31,7 @@ def evaluate(
     `run`, `task` and `activation` are as for `playable`. The number of episodes is rounded up to a multiple of the
     number of envs. `progress` gets the steps that are done and their largest number.
     """
-    found = playable(run, task, activation)
+    found = playable(run, task, activation, seed=None)
     device = torch.device("cuda:0") if engine != "mujoco" and gpu_count() else torch.device("cpu")
     seed = found.config.seed + SEED_OFFSET if seed is None else seed
     config, rank = replace(found.config, engine=engine, seed=seed), Rank(device=device)

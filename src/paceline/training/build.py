@@ -150,12 +150,13 @@ class Playable:
 
 
 def playable(
-    run: str, task: str | None = None, activation: str | None = None, seed: int = 0, renderable: bool = False
+    run: str, task: str | None = None, activation: str | None = None, seed: int | None = 0, renderable: bool = False
 ) -> Playable:
     """Return the policy of a run, `run` as for `RunDir.open`. If `task` is given, `run` is instead a file that RSL-RL
-    wrote outside of Paceline; `activation` is the activation function of that policy, by default that of the task."""
+    wrote outside of Paceline; `activation` is the activation function of that policy, by default that of the task.
+    If `seed` is None, the env has the seed of the run."""
     if task:
-        config, file = TrainConfig(task=task, env={}, seed=seed), Path(run)
+        config, file = TrainConfig(task=task, env={}, seed=seed or 0), Path(run)
         config.check()
         env = make_env(config, Rank(), range(1), renderable, for_evaluation=True)
         activation = activation or registry.find(task).training.activation
@@ -167,7 +168,9 @@ def playable(
     if run.endswith(".pt") and Path(run).is_file():
         raise UserError(f"{run} does not contain the name of its task: give its --task")
     opened = RunDir.open(run)
-    config, _ = resolve(dataclasses.replace(opened.config(), engine="auto", gpu_ids=(), seed=seed))
+    config = opened.config()
+    seed = config.seed if seed is None else seed
+    config, _ = resolve(dataclasses.replace(config, engine="auto", gpu_ids=(), seed=seed))
     file = checkpoint.chosen(run, opened.checkpoints)
     saved = checkpoint.load(file)
     env = make_env(config, Rank(), range(1), renderable, for_evaluation=True)
