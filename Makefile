@@ -10,6 +10,8 @@ PEERS := bench/peers/requirements-mjlab.lock
 # Tests that mount file systems or make networks run where that is allowed.
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
+# Tests start hundreds of processes: each imports bytecode, not source.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The fast part of the tests, for daily work: files that train in few processes.
 QUICK := tests/env tests/tensors tests/run tests/learners/ppo tests/tasks/test_cartpole.py tests/tasks/test_registry.py \
@@ -65,7 +67,7 @@ $(TRAIN_ENV): pyproject.toml requirements.lock
 	@touch $@
 
 $(TEST_ENV): pyproject.toml requirements.lock
-	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,rl-games,jax,gymnasium,hand,s3,torchrunx,dev]'
+	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,rl-games,jax,gymnasium,playground,hand,s3,torchrunx,report,viewer,wandb,mlflow,dev]'
 	@touch $(TRAIN_ENV) $@
 
 $(MJLAB_ENV): $(PEERS)

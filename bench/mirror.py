@@ -18,9 +18,11 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from paceline.run.metrics_file import read_metrics
 from tests.run.s3 import BUCKET, S3Server
 
-RESULT = Path(__file__).parent / "results" / "mirror.json"
+WARMUP_ITERATIONS = 5
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -30,6 +32,7 @@ def main() -> None:
     parser.add_argument("--task", default="cartpole", help="Name of the task.")
     parser.add_argument("--iterations", type=int, default=200, help="Number of iterations of each run.")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="Iterations between two checkpoints.")
+    parser.add_argument("--name", default="mirror", help="Name of the file in bench/results.")
     arguments = parser.parse_args()
     server = S3Server()
     rates: dict[str, list[float]] = {"none": [], "file": [], "s3": []}
@@ -45,7 +48,7 @@ def main() -> None:
                     print(name, f"{rate:,.0f} steps/s", f"{seconds:.1f} s CPU", flush=True)
     finally:
         server.stop()
-    settings = {key: value for key, value in vars(arguments).items() if key != "rounds"}
+    settings = {key: value for key, value in vars(arguments).items() if key not in ("rounds", "name")}
     result = {
         **settings,
         "cpu_count": os.cpu_count(),
@@ -56,15 +59,15 @@ def main() -> None:
         "relative_rate": {name: median(rates[name]) / median(rates["none"]) for name in ("file", "s3")},
         "additional_cpu_seconds": {name: min(cpu_seconds[name]) - min(cpu_seconds["none"]) for name in ("file", "s3")},
     }
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / f"{arguments.name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(result["relative_rate"], result["additional_cpu_seconds"])
 
 
 def _train(
     arguments: argparse.Namespace, run: Path, url: str | None, environment: dict[str, str]
 ) -> tuple[float, float]:
-    """Train one run in a new process. Return its env steps per second, including checkpoints and logging, and the CPU
-    time of the process from its start to its end, s."""
+    """Train one run in a new process. Return its env steps per second after the first iterations, which compile,
+    including checkpoints and logging, and the CPU time of the process from its start to its end, s."""
     gpu_ids = "none" if arguments.device == "cpu" else arguments.device
     command = [sys.executable, "-m", "paceline", "train", arguments.task, "--gpu-ids", gpu_ids, "--run-dir", str(run)]
     command += ["--max-iterations", str(arguments.iterations), "--checkpoint-every", str(arguments.checkpoint_every)]
@@ -73,7 +76,9 @@ def _train(
     subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return json.loads((run / "result.json").read_text())["steps_per_second"], seconds
+    first, *_, last = read_metrics(run / "metrics.jsonl")[0][WARMUP_ITERATIONS:]
+    steps, elapsed = (last[f"progress/{name}"] - first[f"progress/{name}"] for name in ("env_steps", "train_seconds"))
+    return steps / elapsed, seconds
 
 
 if __name__ == "__main__":

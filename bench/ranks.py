@@ -21,6 +21,7 @@ from rich.table import Table
 
 PACELINE = [sys.executable, "-m", "paceline"]
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", "paceline"]
+AVERAGES = ["--sync", "every-iteration"]
 
 
 def main() -> None:
@@ -35,6 +36,7 @@ def main() -> None:
         "one process": [*PACELINE, "train", "cartpole", "--gpu-ids", *one],
         "one rank with collectives": [*LAUNCHER, "train", "cartpole", "--distributed", "--gpu-ids", *one],
         "two ranks on one device": [*PACELINE, "train", "cartpole", "--gpu-ids", *two],
+        "two ranks, --sync every-iteration": [*PACELINE, "train", "cartpole", "--gpu-ids", *two, *AVERAGES],
     }
     sizes = ["--total-envs", str(args.total_envs), "--max-iterations", str(args.iterations), "--logger", "none"]
     rows: list[dict[str, Any]] = [{"way": way} | train([*command, *sizes]) for way, command in ways.items()]

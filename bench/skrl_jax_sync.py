@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import this_rank
+from paceline.env.vec_env import ActionSpec
 
 RANKS = 2
 NETWORKS = ((32, 32), (256, 128, 64))
@@ -111,7 +112,7 @@ def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) ->
     from paceline.learners.skrl.settings import SkrlSettings
 
     device = jax.local_devices()[0]
-    networks = make_networks(SkrlSettings(layers=hidden), spaces({"policy": OBSERVATIONS}, ACTIONS, device))
+    networks = make_networks(SkrlSettings(layers=hidden), spaces({"policy": OBSERVATIONS}, ActionSpec(ACTIONS), device))
     # The values are arbitrary but differ between ranks.
     gradients = {
         name: jax.tree.map(lambda leaf: (leaf + 0.1) * (group.rank.index + 1.0), network.state_dict.params)

@@ -41,7 +41,6 @@ from paceline.distributed.rank import this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
-from paceline.learners.ppo.objective import kl_divergence, objective_gradient
 from paceline.learners.ppo.samples import PackedSamples, Rollout
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.settings import LEARNING_RATES
@@ -98,7 +97,7 @@ class RslRl(Paceline):
         self._ranks, self._group = group, copy(group)
         self._group.sum_ = self._sum_moments
         self._rate = config.learning_rate
-        parameters = (self.log_std, *self.actor.parameters(), *self.critic.parameters())
+        parameters = (self.distribution.log_std, *self.actor.parameters(), *self.critic.parameters())
         self._gradients = [self.flat_parameters.views(parameter)[1] for parameter in parameters]
 
     def _sum_moments(self, tensor: Tensor) -> Tensor:
@@ -117,12 +116,12 @@ class RslRl(Paceline):
         """Compute Paceline's gradient, with the ranks agreeing on a learning rate before the backward pass."""
         samples = self._packing.unpack(minibatch)
         mean, value = self._batched.forward((samples.obs["policy"], samples.obs["policy"]))
-        kl = self._agree_on_rate(kl_divergence(samples.mean, old_log_std, mean, self.log_std))
-        parts, (to_mean, to_log_std, to_value) = objective_gradient(
-            mean, self.log_std, value.squeeze(1), samples, self.config
+        kl = self._agree_on_rate(self.distribution.kl_divergence(samples.output, old_log_std, mean))
+        parts, (to_mean, (to_log_std,), to_value) = self.distribution.gradient(
+            mean, value.squeeze(1), samples, self.config
         )
         self._batched.backward((to_mean, to_value.unsqueeze(1)))
-        self._log_std_gradient.copy_(to_log_std)
+        self._distribution_gradients[0].copy_(to_log_std)
         return *parts, kl
 
     def _agree_on_rate(self, kl: Tensor) -> Tensor:

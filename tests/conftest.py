@@ -4,8 +4,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# One thread for this process and those it starts: tests share few cores. It is set before torch is imported.
+# Both are read when torch is imported, here and in the processes that tests start. Tests share few cores: one thread
+# for each process, and the threads of an update that uses more do not spin while they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import pytest
 from rich.console import Console
@@ -17,16 +19,17 @@ from paceline.train import train
 # Files with the longest tests. They start first, so that no worker waits for another one's last file.
 _LONGEST = (
     "learners/test_contract.py",
-    "distributed/test_two_nodes.py",
     "launch/test_slurm_cluster.py",
+    "launch/test_torchrunx.py",
+    "distributed/test_two_nodes.py",
     "launch/test_ssh_engine.py",
     "distributed/test_faults.py",
-    "learners/test_resume_settings.py",
-    "launch/test_torchrunx.py",
-    "distributed/test_continue.py",
-    "learners/skrl/test_jax_learner.py",
-    "sim/test_parity.py",
     "launch/test_local_engine.py",
+    "distributed/test_continue.py",
+    "learners/test_resume_settings.py",
+    "learners/skrl/test_jax_learner.py",
+    "launch/test_workflow_fuzz.py",
+    "sim/test_parity.py",
     "launch/test_local.py",
     "env/test_gymnasium_env.py",
     "process/test_nohup.py",
@@ -54,6 +57,6 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of cartpole with two iterations. Tests must not write to it."""
     path = tmp_path_factory.mktemp("tiny") / "run"
     ppo = {"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16, 16)}
-    config = TrainConfig(task="cartpole", env={}, num_envs=8, max_iterations=2, settings=ppo, logger="none")
+    config = TrainConfig(task="cartpole", env={}, num_envs=8, max_iterations=2, settings=ppo, logger=("none",))
     train(config, RunDir(path), Console(quiet=True))
     return path

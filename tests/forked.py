@@ -9,7 +9,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["paceline.cli.train", "torch.distributed.run", "pytest"])
+CONTEXT.set_forkserver_preload(
+    [
+        *("paceline.cli.train", "paceline.cli.launch", "paceline.env.robot_env"),
+        *("torch.distributed.run", "torch.utils.tensorboard", "pytest"),
+    ]
+)
 _SECONDS = 120.0
 
 

@@ -196,7 +196,7 @@ def test_small_shared_memory_and_missing_peer_access_are_advice():
 
 def test_ranks_that_share_a_gpu_and_a_wrong_sum_are_named():
     def report(host: str, gpu: str, correct: bool) -> dict[str, Any]:
-        all_reduce = ("gloo", 0.001, 1e9, correct)
+        all_reduce = ("gloo", 0.001, 4 * 2**20, 0.004, correct)
         return {"host": host, "gpu": gpu, "versions": {}, "findings": [], "all_reduce": all_reduce}
 
     reports = [report("a", "GPU-1", True), report("b", "GPU-1", True), report("b", "GPU-1", False)]

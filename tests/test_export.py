@@ -81,7 +81,7 @@ def test_further_observation_groups_are_inputs_under_their_names(
 ):
     policy = Policy(nn.Linear(4 + 3, 2), ("policy", "heights"))
     spec = {"policy": TensorSpec((4,)), "heights": TensorSpec((3,)), "critic": TensorSpec((9,))}
-    env = SimpleNamespace(observation_spec=spec, step_seconds=0.02)
+    env = SimpleNamespace(observation_spec=spec, step_seconds=0.02, num_actions=2)
     config = SimpleNamespace(task="cartpole")
     about = {"config": config, "iteration": 3, "folder": tmp_path, "file": run / "run.yaml"}
     monkeypatch.setattr("paceline.export.playable", lambda *_: SimpleNamespace(env=env, policy=policy, **about))

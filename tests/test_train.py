@@ -18,11 +18,13 @@ from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig, plain
 from paceline.run.directory import RunDir
+from paceline.run.metrics_file import read_metrics
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.cartpole_camera import CartpoleCamera
 from paceline.tasks.reach_camera import ReachCamera
 from paceline.train import TrainingFailedError, train
 from paceline.training.build import resolve
+from paceline.training.session import Session
 from tests.cameras.small import SMALL_CAMERA, SMALL_CAMERA_OF_ARM, SMALL_ENCODER
 from tests.states import flat
 
@@ -49,7 +51,8 @@ def run(path: Path, iterations: int, resume: bool = False, **changes) -> RunDir:
 def scalars(directory: RunDir) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(directory.tensorboard))
     events.Reload()
-    names = [name for name in events.Tags()["scalars"] if not name.startswith(("seconds/", "speed/"))]
+    measured = ("seconds/", "speed/", "memory/", "progress/train_seconds")
+    names = [name for name in events.Tags()["scalars"] if not name.startswith(measured)]
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
@@ -107,8 +110,44 @@ def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_che
     earlier = checkpoint.listing(directory.checkpoints)[0]
     assert earlier.name == "iteration_00000010.safetensors"
     train(dataclasses.replace(CONFIG, max_iterations=18), directory, QUIET, earlier)
-    assert [step for step, _ in scalars(directory)["loss/value"]] == list(range(1, 19))
+    values = scalars(directory)["loss/value"]
+    assert [step for step, _ in values] == list(range(1, 19))
+    iterations, sessions = read_metrics(directory.metrics_file)
+    assert [record["iteration"] for record in iterations] == list(range(1, 19))
+    assert [record["loss/value"] for record in iterations] == pytest.approx([value for _, value in values])
+    assert [session["first_iteration"] for session in sessions] == [1, 11]
     assert [file.name for file in checkpoint.listing(directory.checkpoints)][-1] == "iteration_00000018.safetensors"
+
+
+class Failing:
+    """A callback that fails in the second iteration."""
+
+    calls: tuple[str, ...] = ()
+
+    def begin(self, session: Session) -> None:
+        self.calls += ("begin",)
+
+    def after_iteration(self, session: Session) -> None:
+        self.calls += (f"iteration {session.learner.iteration}",)
+        if session.learner.iteration == 2:
+            raise ValueError("no display")
+
+    def close(self) -> None:
+        self.calls += ("close",)
+
+
+def test_training_continues_without_a_callback_or_logger_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "tensorboard").write_text("a file in place of the directory")
+    (tmp_path / "result.json").touch()
+    failing = Failing()
+    config = dataclasses.replace(CONFIG, max_iterations=4)
+    directory = RunDir(tmp_path, given=False)
+    assert train(config, directory, Console(), callbacks=(failing,))["status"] == "completed"
+    assert failing.calls == ("begin", "iteration 1", "iteration 2")
+    output = capsys.readouterr().out
+    assert "Failing failed: no display. Training continues without it." in output
+    assert "The logger tensorboard could not be opened" in output
+    assert len(read_metrics(directory.metrics_file)[0]) == 4
 
 
 def test_tensorboard_shows_the_resumed_run_also_after_the_clock_was_set_back(tmp_path: Path):
@@ -166,7 +205,7 @@ def test_a_full_disk_ends_the_run_and_names_the_cause(tmp_path: Path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(small)], check=True)
     try:
         with pytest.raises(TrainingFailedError, match=r"No space left on device: '.*\.safetensors'"):
-            run(small / "run", 20, logger="none")
+            run(small / "run", 20, logger=("none",))
         assert RunDir(small / "run").result()["status"] == "failed"
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -188,7 +227,7 @@ def test_a_disk_that_becomes_read_only_ends_the_run_with_a_traceback(
     monkeypatch.setattr(checkpoint, "save", remount_and_save)
     try:
         with pytest.raises(TrainingFailedError, match="Read-only file system") as failure:
-            run(disk / "run", 20, logger="none")
+            run(disk / "run", 20, logger=("none",))
         assert "error.log" not in str(failure.value)
         assert "Traceback" in capsys.readouterr().err
     finally:

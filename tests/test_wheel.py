@@ -40,6 +40,8 @@ def test_the_wheel_trains_plays_and_exports_in_a_new_environment(tmp_path: Path)
     run([paceline, "train", "cartpole", "--run-dir", "run", *small], tmp_path)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
     run([paceline, "train", "go1-velocity", "--run-dir", "robot", *small], tmp_path)
+    assert "nothing was found" in run([paceline, "check", "cartpole", "--steps", "10"], tmp_path)
+    assert "my_arm/task.py" in run([paceline, "new-task", "my-arm"], tmp_path)
     run([paceline, "play", "run", "--seconds", "0.2", "--video", "video.mp4"], tmp_path)
     assert (tmp_path / "video.mp4").stat().st_size > 0
     assert run([paceline, "export", "run", "--format", "torchscript"], tmp_path) == "run/policy.pt\n"

@@ -25,10 +25,12 @@ from paceline.device.cpu import free_host_bytes, usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
 from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
-from paceline.distributed.network_check import AllReduceTiming, in_background, is_loopback, missing_interfaces
+from paceline.distributed.network_check import AllReduceTiming, is_loopback, missing_interfaces
 from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
 from paceline.env.robot_env import RobotEnv
+from paceline.env.vec_env import action_spec
 from paceline.errors import UserError, one_line
+from paceline.process.background import Background
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RUNS
 from paceline.run.versions import versions
@@ -92,7 +94,7 @@ def examine(
     if group is None:
         return own
     try:
-        reports = in_background(lambda: _gather_reports(group, own)).result(timeout)
+        reports = Background(lambda: _gather_reports(group, own)).result(timeout)
     except Exception as error:  # any error of the collectives is a finding
         return [_finding("all-reduce", _reason(error, timeout), False, "see the network findings of each rank"), *own]
     return None if reports is None else combine_reports(reports, engine)
@@ -112,7 +114,7 @@ def _form_group(rank: Rank, timeout: float) -> tuple[Finding, Group | None]:
         return failed(value, remedy)
     deadline = time.monotonic() + timeout
     # The main rank accepts connections only while it forms the group, which may take minutes.
-    forming = in_background(lambda: Group(rank, timeout))
+    forming = Background(lambda: Group(rank, timeout))
     try:
         address, seconds = network_check.connect(host, port, deadline)
     except OSError as error:
@@ -233,7 +235,7 @@ def check_host_name(timeout: float) -> Finding:
     """Check that other nodes could connect to this host by its name, if it were the main node."""
     name = socket.gethostname()
     try:
-        resolved = in_background(lambda: socket.getaddrinfo(name, None)).result(timeout)
+        resolved = Background(lambda: socket.getaddrinfo(name, None)).result(timeout)
         addresses = sorted({str(entry[4][0]) for entry in resolved})
         found, reachable = f"is {_join(addresses)}", not all(map(is_loopback, addresses))
     except (OSError, UnicodeError) as error:
@@ -313,11 +315,13 @@ def min_bytes(task: str, num_envs: int, engine: str) -> int:
     """
     env, training = make_env(TrainConfig(task, {}), Rank(), range(num_envs)), registry.find(task).training
     env.reset()
-    step = env.step(torch.zeros(num_envs, env.num_actions))
+    actions = action_spec(env)
+    step = env.step(actions.zeros(num_envs, env.device))
     tensors = (*step.obs.values(), *step.final_obs.values(), step.reward, step.terminated, step.truncated, step.log)
     step_bytes = sum(tensor.nbytes for tensor in tensors)
-    # Floats in addition to the env's outputs: actions, their means and noise, and the layers for `obs` and `final_obs`.
-    step_bytes += 4 * num_envs * (3 * env.num_actions + 2 * 2 * max(training.hidden_layers))
+    # Floats in addition to the env's outputs: actions, outputs of the actor, noise, and the layers for `obs` and
+    # `final_obs`.
+    step_bytes += 4 * num_envs * (3 * actions.num_outputs + 2 * 2 * max(training.hidden_layers))
     state_bytes = sum(tensor.nbytes for tensor in env.state().values())
     engine_bytes = _warp_bytes(env.sim.model, num_envs) if engine == "warp" and isinstance(env, RobotEnv) else 0
     return state_bytes + engine_bytes + training.horizon * step_bytes

@@ -8,11 +8,10 @@ import torch
 
 from paceline.device.gpus import gpu_count
 from paceline.distributed.rank import Rank
-from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
-from paceline.training.build import engine_of, make_env, playable
+from paceline.training.build import engine_of, is_randomized, make_env, playable
 from paceline.training.evaluation import SEED_OFFSET, Estimate, Evaluation, estimate, run_episodes
 from paceline.training.ranks import describe_device
 
@@ -39,8 +38,7 @@ def evaluate(
     num_envs = min(episodes, entry.gpu_envs if device.type == "cuda" else entry.cpu_envs)
     per_env = -(-episodes // num_envs)
     estimates = dict[bool, dict[str, Estimate]]()
-    is_randomized = isinstance(found.env, RobotEnv) and bool(found.env.task.randomized_fields())
-    for randomize in (False, True) if is_randomized else (False,):
+    for randomize in (False, True) if is_randomized(found.env) else (False,):
         env = make_env(config, rank, range(num_envs), for_evaluation=True, randomize=randomize)
         what = "randomized" if randomize else "nominal"
         values = run_episodes(env, found.policy, per_env, lambda done, total, what=what: progress(what, done, total))

@@ -22,8 +22,10 @@ from paceline.process.interrupts import STOP_NOTICE, Interrupts
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.run.loggers.logger import check_loggers
 from paceline.run.mirror import Mirror
 from paceline.training.build import resolve
+from paceline.training.callbacks import Callback
 from paceline.training.plan import Plan, load_start, make_plan, plan_with_mirror
 from paceline.training.ranks import check_ranks_agree
 from paceline.training.session import Session
@@ -52,8 +54,9 @@ def train(
     console: Console,
     resume_from: Path | None = None,
     mirror_url: str | None = None,
+    callbacks: tuple[Callback, ...] = (),
 ) -> dict[str, Any]:
-    """Train until `max_iterations`, Ctrl-C or a failure.
+    """Train until `max_iterations`, Ctrl-C or a failure. The `callbacks` run on the main rank.
 
     Return the content of result.json, the directory it is in as `run`, and the reason why `mirror_url` does not hold
     the complete run, or None, as `mirror_error`. Under a launcher this process is one of several ranks, and the main
@@ -70,6 +73,7 @@ def train(
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
 
     def plan() -> Plan:
+        check_loggers(config.logger)
         plan = make_plan(config, run, resume_from, launch)
         if mirror_url:
             worker.mirror = Mirror(mirror_url, partial(console.print, markup=False, soft_wrap=True))
@@ -79,7 +83,7 @@ def train(
     began = time.monotonic()
     try:
         launch = merged(group.all_gather(this_launch()))
-        return _train(worker, group, config, settings, _decide_on_main(group, plan), console, began)
+        return _train(worker, group, config, settings, _decide_on_main(group, plan), console, began, callbacks)
     except RunCompletedError:
         raise
     except Exception as error:
@@ -87,11 +91,20 @@ def train(
             raise
         raise worker.end(error, group) from error
     finally:
+        if worker.session:
+            worker.session.close("failed")  # otherwise it is closed already
         group.close()
 
 
 def _train(
-    worker: Worker, group: Group, config: TrainConfig, settings: Settings, plan: Plan, console: Console, began: float
+    worker: Worker,
+    group: Group,
+    config: TrainConfig,
+    settings: Settings,
+    plan: Plan,
+    console: Console,
+    began: float,
+    callbacks: tuple[Callback, ...],
 ) -> dict[str, Any]:
     rank, warn = group.rank, partial(console.print, markup=False, soft_wrap=True)
     if plan.completed:
@@ -107,10 +120,12 @@ def _train(
         worker.log = worker_log.begin(rank, config.worker_log_dir, run.worker_logs)
         same_seconds = _SAME_REQUEST_SECONDS if group.is_distributed else _SAME_REQUEST_SECONDS_ALONE
         interrupts = Interrupts(same_seconds, STOP_NOTICE if rank.is_main else "", worker.mark_interrupted)
-        session = Session(config, settings, group, plan, members, interrupts, worker.log.consoles(console), began)
+        consoles = worker.log.consoles(console)
+        session = Session(config, settings, group, plan, members, interrupts, consoles, began, callbacks)
         # Files are written only after all ranks are built.
         group.all_gather(None)
         worker.session = session
+        stack.callback(session.checkpoints.wait_after_failure)  # while the directory is still locked
         if rank.is_main:
             checkpoint.set_aside_later(run.checkpoints, session.learner.iteration)
             run.write_config(config)
@@ -121,10 +136,12 @@ def _train(
             session.write_result("running")
             session.loop()
             session.save()
+            session.checkpoints.wait()
             completed = session.learner.iteration >= config.max_iterations
             result = session.write_result("completed" if completed else "interrupted")
             if group.watch:
                 group.watch.stop()  # the other ranks may end before this one
+            session.close(result["status"])
             mirror_error = worker.mirror.finish(lambda: interrupts.requested) if worker.mirror else None
             if not completed and under_elastic_agent():
                 interrupts.wait(_SIGNAL_SECONDS)

@@ -54,10 +54,11 @@ def read_text(file: Path) -> str:
     return content.decode()
 
 
-def parse_yaml(text: str, aliases: bool = False) -> Any:
-    """Return plain values from YAML. Raise ValueError with a one-line message if the text is invalid. Aliases are
-    refused by default, because they can make a short file arbitrarily large."""
-    return _parse(text, partial(yaml.load, Loader=yaml.SafeLoader if aliases else _TreeLoader))
+def parse_yaml(text: str, foreign: bool = False) -> Any:
+    """Return plain values from YAML. Raise ValueError with a one-line message if the text is invalid. Only files that
+    other programs wrote, with `foreign`, may have aliases, which can make a short file arbitrarily large, and tuples of
+    Python, which are read as lists."""
+    return _parse(text, partial(yaml.load, Loader=_ForeignLoader if foreign else _TreeLoader))
 
 
 def parse_json(text: str) -> dict[str, Any]:
@@ -88,6 +89,16 @@ class _TreeLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*), which a run's configuration never has")
         return super().compose_node(parent, index)
+
+
+class _ForeignLoader(yaml.SafeLoader):
+    """Reads tuples as PyYAML writes them. Nothing in the file is executed."""
+
+
+_ForeignLoader.add_constructor(
+    "tag:yaml.org,2002:python/tuple",
+    lambda loader, node: loader.construct_sequence(node, deep=True),  # pyright: ignore[reportArgumentType]
+)
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -225,5 +236,9 @@ PhysicsRate = Annotated[FiniteFloat, Interval(ge=1.0, le=1e5)]
 Range = Annotated[tuple[float, float], AfterValidator(_check_order)]
 """Minimum and maximum of a range."""
 NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], AfterValidator(_check_order)]
-LayerWidths = Annotated[tuple[Annotated[int, Ge(1), Le(_WIDEST_LAYER)], ...], MinLen(1), AfterValidator(_check_weights)]
+LayerWidth = Annotated[int, Ge(1), Le(_WIDEST_LAYER)]
+"""Width of a layer of a network."""
+LayerWidths = Annotated[tuple[LayerWidth, ...], MinLen(1), AfterValidator(_check_weights)]
 """Widths of the hidden layers of a network."""
+RecurrentLayers = Annotated[int, Ge(1), Le(16)]
+"""Number of layers of a recurrent network."""

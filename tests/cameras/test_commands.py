@@ -24,7 +24,7 @@ from tests.cameras.small import SMALL_ENCODER, SMALL_RUN
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("images") / "run"
     settings = {"horizon": 8, "epochs": 1, "minibatches": 2, "hidden": (16,), **SMALL_ENCODER}
-    config = TrainConfig(**SMALL_RUN, num_envs=4, max_iterations=1, settings=settings, logger="none")
+    config = TrainConfig(**SMALL_RUN, num_envs=4, max_iterations=1, settings=settings, logger=("none",))
     train(config, RunDir(path), Console(quiet=True))
     return path
 

@@ -21,12 +21,15 @@ import torch
 
 from paceline.cameras.camera import Camera
 from paceline.errors import UserError
+from paceline.run import checkpoint_writer
 from paceline.env.training_settings import TrainingSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.cartpole_camera import CartpoleCamera
 from paceline.tasks.registry import TaskEntry
 
-steps = 0
+# Each process calls reward twice before the first step, to check the task.
+steps = -2
+checkpoint_writer.SHARD_BYTES = int(os.environ.get("SHARD_BYTES", checkpoint_writer.SHARD_BYTES))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Node:
         self._link("up")
 
     def _link(self, state: str) -> None:
-        _ip("-n", self.switch, "link", "set", self.name, state)
+        ip("-n", self.switch, "link", "set", self.name, state)
 
     def processes(self) -> list[int]:
         """Return the processes started on the node that still run."""
@@ -92,7 +92,7 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline_hosts_")))
         _namespace(stack, switch)
-        _ip("-n", switch, "link", "add", "bridge", "up", "type", "bridge")
+        ip("-n", switch, "link", "add", "bridge", "up", "type", "bridge")
         nodes = []
         for index in range(1, count + 1):
             name = f"node{index}"
@@ -100,11 +100,11 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
             _namespace(stack, node.namespace)
             stack.callback(node.kill_all)
             cable = ("link", "add", "eth0", "netns", node.namespace, "type", "veth", "peer", "name", node.name)
-            _ip("-n", switch, *cable)
-            _ip("-n", switch, "link", "set", node.name, "up", "master", "bridge")
-            _ip("-n", node.namespace, "link", "set", "lo", "up")
-            _ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", "eth0")
-            _ip("-n", node.namespace, "link", "set", "eth0", "up")
+            ip("-n", switch, *cable)
+            ip("-n", switch, "link", "set", node.name, "up", "master", "bridge")
+            ip("-n", node.namespace, "link", "set", "lo", "up")
+            ip("-n", node.namespace, "address", "add", f"{node.address}/24", "dev", "eth0")
+            ip("-n", node.namespace, "link", "set", "eth0", "up")
             nodes.append(node)
         for node in nodes:
             names = {other.name: other.address for other in nodes} | ({node.name: own_name} if own_name else {})
@@ -114,11 +114,12 @@ def network(count: int, own_name: str = "") -> Iterator[list[Node]]:
 
 
 def _namespace(stack: ExitStack, name: str) -> None:
-    _ip("netns", "add", name)
-    stack.callback(_ip, "netns", "delete", name)
+    ip("netns", "add", name)
+    stack.callback(ip, "netns", "delete", name)
 
 
-def _ip(*argv: str) -> None:
+def ip(*argv: str) -> None:
+    """Run the command `ip`, which must be a success."""
     done = subprocess.run(["ip", *argv], capture_output=True, text=True)
     assert done.returncode == 0, f"ip {' '.join(argv)}: {done.stderr.strip()}"
 

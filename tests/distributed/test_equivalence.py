@@ -11,7 +11,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.distributed.sharding import concatenate, shard_ranges
 from paceline.env.robot_env import RobotEnv
-from paceline.learners.ppo import Ppo
+from paceline.learners.ppo.recurrent import make_ppo
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.cartpole_camera import CartpoleCamera
@@ -23,13 +23,15 @@ CONFIG = PpoSettings(horizon=16, epochs=2, minibatches=4, hidden=(16, 16), **SMA
 ITERATIONS, SEED = 4, 5
 TASKS = {
     "vectors": Cartpole(episode_seconds=0.4),
+    "recurrent": Cartpole(episode_seconds=0.4),
     "images": CartpoleCamera(episode_seconds=0.4, camera=SMALL_CAMERA),
     "image targets": ReachCamera(episode_seconds=0.4, camera=SMALL_CAMERA_OF_ARM),
 }
 
 
 def config_of(task: str) -> PpoSettings:
-    return replace(CONFIG, image_training="targets" if task == "image targets" else "policy")
+    recurrent: dict[str, Any] = {"rnn_type": "lstm", "rnn_hidden_size": 8} if task == "recurrent" else {}
+    return replace(CONFIG, image_training="targets" if task == "image targets" else "policy", **recurrent)
 
 
 def learn(envs: list[range], rank: Rank, task: str) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def learn(envs: list[range], rank: Rank, task: str) -> dict[str, Any]:
     group = Group(rank)
     own = envs[rank.index]
     env = RobotEnv(TASKS[task], len(own), seed=SEED, first_env=own.start)
-    learner = Ppo(env, config_of(task), SEED, group)
+    learner = make_ppo(env, config_of(task), SEED, group)
     history = []
     for _ in range(ITERATIONS):
         before = group.collectives

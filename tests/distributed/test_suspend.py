@@ -4,7 +4,6 @@ docker pause do."""
 import os
 import random
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,20 +14,18 @@ import torch
 
 from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, start
+from tests.distributed.ranks import paceline_on_ranks
 
 SECONDS = 90.0
 TIMEOUT = 3.0
 SUSPENDED = 4.5
-ARGV = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
+ARGV = ["train", "faulty", "--gpu-ids", "none", "--timeout", f"{TIMEOUT:g}", "--max-iterations", "200"]
+ARGV += ["--checkpoint-every", "100", "--logger", "none"]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("site"))
-
-
-def train(run: Path, site: Path) -> subprocess.Popen[str]:
-    return start(run.parent, site, *ARGV, "--run-dir", str(run), "--checkpoint-every", "100")
 
 
 def send(run: Path, number: signal.Signals, order: random.Random) -> None:
@@ -48,7 +45,9 @@ def tensors(state: Any, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def test_a_job_that_is_suspended_for_longer_than_the_timeout_continues_bit_by_bit(site: Path, tmp_path: Path):
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    processes = [train(run, site), train(undisturbed, site)]
+    rank = [*ARGV, "--run-dir", str(undisturbed)], {"PYTHONPATH": str(site)}
+    assert [done.returncode for done in paceline_on_ranks(tmp_path, rank, rank)] == [0, 0]
+    process = start(tmp_path, site, *ARGV, "--ranks", "2", "--run-dir", str(run))
     moments = random.Random(1)
     try:
         deadline = time.monotonic() + SECONDS
@@ -57,15 +56,14 @@ def test_a_job_that_is_suspended_for_longer_than_the_timeout_continues_bit_by_bi
             time.sleep(0.05)
         for _ in range(3):
             time.sleep(moments.uniform(0.2, 0.7))
-            assert processes[0].poll() is None, processes[0].communicate()[1]
+            assert process.poll() is None, process.communicate()[1]
             send(run, signal.SIGSTOP, moments)
             time.sleep(SUSPENDED)
             send(run, signal.SIGCONT, moments)
-        errors = [process.communicate(timeout=SECONDS)[1] for process in processes]
+        _, errors = process.communicate(timeout=SECONDS)
     finally:
-        for path in (run, undisturbed):
-            send(path, signal.SIGKILL, moments)
-    assert [process.returncode for process in processes] == [0, 0], errors
+        send(run, signal.SIGKILL, moments)
+    assert process.returncode == 0, errors
     found, expected = (tensors(checkpoint.load(checkpoint.newest(path / "checkpoints"))) for path in (run, undisturbed))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

@@ -1,6 +1,7 @@
 """A checkpoint of any number of ranks continues with any other number."""
 
 import dataclasses
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.distributed.sharding import concatenate, shard, shard_ranges
+from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
-from paceline.run import checkpoint
+from paceline.run import checkpoint, checkpoint_writer
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
@@ -24,7 +25,7 @@ CONFIG = TrainConfig(
     total_envs=10,
     seed=3,
     max_iterations=2,
-    logger="none",
+    logger=("none",),
     settings={"horizon": 8, "epochs": 2, "minibatches": 2, "hidden": (16,)},
 )
 
@@ -40,24 +41,33 @@ def go_on(path: Path, iterations: int, changes: dict[str, Any]) -> dict[str, Any
     return train(config, run, Console(quiet=True), resume_from)
 
 
+def go_on_with_shards(*arguments: Any) -> dict[str, Any]:
+    checkpoint_writer.SHARD_BYTES = 0
+    return go_on(*arguments)
+
+
 def newest(path: Path) -> dict[str, Any]:
     return checkpoint.load(checkpoint.newest(RunDir(path).checkpoints))
 
 
 @pytest.mark.parametrize(
-    ("changes", "changing_ranks"), [({}, (4, 1, 3, 2, 4)), (IMAGES, (2, 1, 2))], ids=["vectors", "images"]
+    ("changes", "changing_ranks", "work"),
+    [({}, (4, 1, 3, 2, 4), go_on_with_shards), (IMAGES, (2, 1, 2), go_on)],
+    ids=["vectors", "images"],
 )
 def test_a_run_with_a_changing_number_of_ranks_is_as_one_of_a_single_rank(
-    changes: dict[str, Any], changing_ranks: tuple[int, ...], tmp_path: Path
+    changes: dict[str, Any], changing_ranks: tuple[int, ...], work: Callable[..., Any], tmp_path: Path
 ):
     single_rank, changing = tmp_path / "single_rank", tmp_path / "changing"
     for iterations, ranks in zip(count(2, 2), changing_ranks, strict=False):
         arguments = changing, iterations, changes
-        results = on_ranks(ranks, go_on, *arguments) if ranks > 1 else [go_on(*arguments)]
+        results = on_ranks(ranks, work, *arguments) if ranks > 1 else [go_on(*arguments)]
         assert [result["total_envs"] for result in results] == [10] * ranks
         assert [result["num_envs"] for result in results] == [len(part) for part in shard_ranges(10, ranks)]
         go_on(single_rank, iterations, changes)
         found, expected = newest(changing), newest(single_rank)
+        has_shards = any((changing / "checkpoints").glob(f"iteration_{iterations:08d}.envs/rank_0000.safetensors"))
+        assert has_shards == (work is go_on_with_shards and ranks > 1)
         for name, weights in expected["learner"]["networks"].items():
             torch.testing.assert_close(found["learner"]["networks"][name], weights, rtol=2e-3, atol=2e-5)
         for name, tensor in expected["learner"]["envs"].items():
@@ -92,11 +102,3 @@ def test_shares_are_consecutive_complete_and_even(total: int, ranks: int):
     found = shard_ranges(total, ranks)
     assert [env for part in found for env in part] == list(range(total))
     assert max(map(len, found)) - min(map(len, found)) <= 1
-
-
-def test_states_that_are_cut_and_joined_are_what_they_were():
-    state = {"a": torch.arange(10), "b": {"c": torch.randn(10, 3), "steps": torch.tensor(4)}}
-    whole = concatenate([shard(state, part) for part in shard_ranges(10, 3)])
-    assert torch.equal(whole["a"], state["a"])
-    assert torch.equal(whole["b"]["c"], state["b"]["c"])
-    assert whole["b"]["steps"] == 4

@@ -3,11 +3,12 @@
 import multiprocessing
 import threading
 import time
+import warnings
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 TIME_LIMIT = 5
@@ -69,7 +70,50 @@ class Locking(Counting):
 
 
 class Switch(Counting):
-    action_space = Discrete(2)
+    action_space = Discrete(3, start=5)
+
+
+class Switches(Counting):
+    action_space = MultiDiscrete([2, 4])
+
+
+class Bits(Counting):
+    action_space = MultiBinary(2)
+
+
+class Broken(Counting):
+    """Cannot be made, and says little about the reason."""
+
+    def __init__(self) -> None:
+        assert self.action_space is None
+
+
+class BrokenInside(Counting):
+    def __init__(self) -> None:
+        try:
+            int("nothing")
+        except ValueError as error:
+            raise RuntimeError("no license") from error
+
+
+class Timed(Counting):
+    """Its time step differs from the frame rate of its videos."""
+
+    dt = 0.015
+
+
+class Warns(Counting):
+    """Warns when it is made and in every step, with another text in each env."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # As libraries do; Python then forgets which warnings it has shown.
+        warnings.filterwarnings("default", "nothing")
+        warnings.warn(f"made at {id(self)}", stacklevel=1)
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        warnings.warn("stepped", stacklevel=1)
+        return super().step(action)
 
 
 class Named(Counting):
@@ -114,7 +158,13 @@ gymnasium.register("CountingInParts-v0", f"{__name__}:CountingInParts", max_epis
 gymnasium.register("Endless-v0", f"{__name__}:Counting")
 gymnasium.register("Slow-v0", f"{__name__}:Slow", max_episode_steps=TIME_LIMIT)
 gymnasium.register("Locking-v0", f"{__name__}:Locking", max_episode_steps=TIME_LIMIT)
-gymnasium.register("Switch-v0", f"{__name__}:Switch")
+gymnasium.register("Switch-v0", f"{__name__}:Switch", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Switches-v0", f"{__name__}:Switches", max_episode_steps=TIME_LIMIT)
+gymnasium.register("Bits-v0", f"{__name__}:Bits")
+gymnasium.register("Broken-v0", f"{__name__}:Broken")
+gymnasium.register("BrokenInside-v0", f"{__name__}:BrokenInside")
+gymnasium.register("Timed-v0", f"{__name__}:Timed")
+gymnasium.register("Warns-v0", f"{__name__}:Warns")
 gymnasium.register("Named-v0", f"{__name__}:Named")
 gymnasium.register(
     "Together-v0",

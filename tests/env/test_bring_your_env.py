@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from paceline.env.vec_env import RenderableEnv, Step, VecEnv
 from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
@@ -18,6 +20,7 @@ from paceline.run.directory import RunDir
 from paceline.tasks import registry
 from paceline.train import train
 from paceline.training.build import playable
+from paceline.view.training_videos import check_renderable
 from tests.tasks.test_add_a_task import paceline, run
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring_your_env.md"
@@ -48,16 +51,28 @@ def test_the_pages_commands_run(argv: list[str], site: Path, tmp_path: Path):
     if argv[0] == "tasks":
         assert re.search(r"^ *point +push a point", said, re.MULTILINE)
         return
+    if argv[0] == "check":
+        assert said.endswith("point: nothing was found\n")
+        return
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["task"]) == ("completed", argv[1])
     assert result["engine"] == argv[1].split(":")[0]
     assert ("paceline play" in said) == (argv[1] != "point"), "only commands that work are suggested"
 
 
+def test_the_page_lists_every_member_of_an_env_and_of_a_step():
+    page = PAGE.read_text()
+    methods = [name for name, value in vars(RenderableEnv).items() if callable(value) and not name.startswith("_")]
+    methods += [name for name, value in vars(VecEnv).items() if callable(value) and not name.startswith("_")]
+    assert [name for name in methods if f"`{name}(self" not in page] == []
+    fields = [*VecEnv.__annotations__, *(field.name for field in fields_of(Step))]
+    assert [name for name in fields if f"`{name}: " not in page] == []
+
+
 def test_the_pages_env_learns_and_resumes_bit_by_bit(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
     console = Console(quiet=True)
-    config = TrainConfig(task="point", env={}, num_envs=32, max_iterations=20, logger="none")
+    config = TrainConfig(task="point", env={}, num_envs=32, max_iterations=20, logger=("none",))
     whole = train(config, RunDir(tmp_path / "whole"), console)
     run = RunDir(tmp_path / "parts")
     early = train(replace(config, max_iterations=5), run, console)
@@ -82,8 +97,10 @@ def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.M
 
 def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
-    config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger="none")
+    config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger=("none",))
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     playable(str(tmp_path / "run"))
     with pytest.raises(UserError, match="task 'point' cannot be rendered: its EnvEntry has no `make_renderable`"):
         playable(str(tmp_path / "run"), renderable=True)
+    with pytest.raises(UserError, match="--video-every 5: the task 'point' cannot be rendered"):
+        check_renderable(replace(config, video_every=5))

@@ -1,5 +1,7 @@
-"""Every task keeps to what a CUDA graph can hold; and the check refuses what it is there to refuse."""
+"""Every task keeps to what a CUDA graph can hold; and the check finds what it is there to find."""
 
+import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.env.guarded_task import HOOKS, REQUIRED, guarded, run_guarded
+from paceline.env.host_syncs import DetectHostWork, DetectSyncs
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, ResetState, overrides
 from paceline.tasks import registry
 from paceline.tasks.cartpole import Cartpole
 from tests.cameras.small import with_small_camera
-from tests.env.refuse_syncs import HOOKS, GuardedTask, RefusedError, RefuseHost, RefuseSyncs, run_refusing_syncs
 
 VALUES = torch.arange(6.0)
 MASK = VALUES > 2.0
@@ -87,28 +90,40 @@ HARMLESS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", SYNCS)
-def test_host_syncs_and_data_dependent_shapes_are_refused(name: str):
-    SYNCS[name]()
-    with RefuseSyncs(), pytest.raises(RefusedError):
+def test_host_syncs_and_data_dependent_shapes_are_found(name: str):
+    found = list[str]()
+    with DetectSyncs(found.append):
         SYNCS[name]()
+    assert found
 
 
 @pytest.mark.parametrize("name", HOST_WORK)
-def test_work_on_the_host_is_refused(name: str):
-    HOST_WORK[name]()
-    with RefuseHost(), pytest.raises(RefusedError):
+def test_work_on_the_host_is_found(name: str):
+    found = list[str]()
+    with DetectHostWork(found.append):
         HOST_WORK[name]()
+    assert found
+
+
+@pytest.mark.parametrize("name", ["if", "not", "item", "float", "int", "nonzero", "read by mask", "write by mask"])
+def test_the_most_common_syncs_are_found_without_kernels(name: str):
+    found = list[str]()
+    with DetectHostWork(found.append):
+        SYNCS[name]()
+    assert found
 
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_work_on_the_device_is_let_through(name: str):
-    with RefuseSyncs(), RefuseHost():
+    found = list[str]()
+    with DetectSyncs(found.append), DetectHostWork(found.append):
         HARMLESS[name]()
+    assert not found
 
 
 class BranchingReward(Cartpole):
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
-        return super().reward(state, terminated) if terminated.any() else {"alive": (~terminated).float()}
+        return super().reward(state, terminated) if terminated.any() else super().reward(state, ~terminated)
 
 
 class MaskedObservation(Cartpole):
@@ -128,12 +143,18 @@ class RandomReset(Cartpole):
         return super().reset(state, torch.rand_like(uniform))
 
 
-@pytest.mark.parametrize("task", [BranchingReward, MaskedObservation, NumpyControl, RandomReset])
-def test_a_task_that_could_not_be_captured_is_refused(task: type[Cartpole]):
-    env = RobotEnv(task(), 3)
-    env.step(torch.zeros(3, 1))
-    with pytest.raises(RefusedError):
-        run_refusing_syncs(task())
+@pytest.mark.parametrize(
+    ("task", "finding"),
+    [
+        (BranchingReward, r"reward\(state, terminated\) in test_capturable.py:\d+, `return super.*torch.where"),
+        (MaskedObservation, r"observe\(state\) in test_capturable.py:\d+, `obs\[obs > 1.0\] = 1.0`: .*masked_fill"),
+        (NumpyControl, r"control\(state\) in test_capturable.py:\d+, .*: takes a tensor to the host"),
+        (RandomReset, r"reset\(state, uniform\) in test_capturable.py:\d+, .*: samples from .*num_reset_samples"),
+    ],
+)
+def test_a_task_that_cannot_be_captured_is_found_once_with_its_line(task: type[Cartpole], finding: str):
+    (found,) = run_guarded(task()).guard.syncs
+    assert re.match(finding, found), found
 
 
 class WritingReward(Cartpole):
@@ -142,40 +163,44 @@ class WritingReward(Cartpole):
         return super().reward(state, terminated)
 
 
-class NumpyTerminated(Cartpole):
-    def terminated(self, state: EnvState) -> Tensor:
-        return np.zeros(len(state.qpos), dtype=bool)  # pyright: ignore[reportReturnType]
-
-
-class WideReward(Cartpole):
+class GrowingReward(Cartpole):
     def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
-        return {name: term[:, None] for name, term in super().reward(state, terminated).items()}
+        calls.append(1)
+        more = {"late": torch.zeros_like(state.qpos[:, 0])} if len(calls) > 10 else {}
+        return super().reward(state, terminated) | more
+
+
+calls = list[int]()
 
 
 @pytest.mark.parametrize(
-    ("task", "complaint"),
+    ("task", "finding"),
     [
-        (WritingReward, "reward wrote to .*qvel"),
-        (NumpyTerminated, "terminated is .*ndarray.*, not a tensor"),
-        (WideReward, "reward: alive has shape"),
+        (WritingReward, "reward(state, terminated) writes to state.qvel: the state is read-only"),
+        (GrowingReward, "'late': float32 [6]}, but "),
     ],
 )
-def test_a_task_that_breaks_its_contract_is_found(task: type[Cartpole], complaint: str):
-    with pytest.raises(AssertionError, match=complaint):
-        run_refusing_syncs(task())
+def test_a_task_that_breaks_its_contract_is_found(task: type[Cartpole], finding: str):
+    watched, guard = guarded(task())
+    env = RobotEnv(watched, 6)
+    with contextlib.suppress(RuntimeError):
+        for _ in range(12):
+            env.step(torch.zeros(6, 1))
+    (found,) = guard.contract
+    assert finding in found
 
 
 @pytest.mark.parametrize(
     "name", [name for name in registry.names() if not isinstance(registry.find(name), registry.EnvEntry)]
 )
 def test_every_task_can_be_captured(name: str):
-    happened = run_refusing_syncs(with_small_camera(registry.find(name).task()))
-    assert happened.terminated >= 1
-    assert happened.truncated >= 1
-    task = registry.find(name).task()
-    hooks = [hook for hook in HOOKS if overrides(task, hook)]
-    for function in ("control", "observe", "reward", "terminated", "reset", *hooks):
-        assert happened.calls[function] >= 64, function
+    task = with_small_camera(registry.find(name).task())
+    run = run_guarded(task)
+    assert (run.guard.syncs, run.guard.contract, run.is_finite) == ([], [], True)
+    assert run.terminated >= 1
+    assert run.truncated >= 1
+    for function in (*REQUIRED, *(hook for hook in HOOKS if overrides(task, hook))):
+        assert run.guard.calls[function] >= 64, function
 
 
 @dataclass(frozen=True)
@@ -187,12 +212,12 @@ class Quiet(Cartpole):
 
 
 def test_the_check_sees_a_failed_env_and_three_time_limits():
-    happened = run_refusing_syncs(Quiet(), num_envs=6, steps=64)
-    assert (happened.terminated, happened.truncated) == (1, 3)
+    run = run_guarded(Quiet(), num_envs=6, steps=64)
+    assert (run.terminated, run.truncated) == (1, 3)
 
 
 def test_a_guarded_task_gives_what_the_task_gives():
-    plain, guarded = (RobotEnv(task, 4, seed=3) for task in (Cartpole(), GuardedTask(Cartpole())))
+    plain, watched = (RobotEnv(task, 4, seed=3) for task in (Cartpole(), guarded(Cartpole())[0]))
     for i in range(50):
         action = torch.full((4, 1), (-1.0) ** i)
-        assert torch.equal(plain.step(action).obs["policy"], guarded.step(action).obs["policy"])
+        assert torch.equal(plain.step(action).obs["policy"], watched.step(action).obs["policy"])

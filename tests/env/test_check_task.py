@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.env.policy_interface import ActionMapping
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import ResetState, Task
 from paceline.errors import UserError
@@ -217,6 +218,18 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "more actions than actuators": (
         broken(Drift, num_actions=3),
         "control(state) is a float32 tensor of shape [4, 3], but must be a float32 tensor of shape [env, actuator], ",
+    ),
+    "choices of another action": (
+        broken(Drift, action_choices=(3, 2)),
+        "'action_choices' is (3, 2), but must have 1 entries, as 'num_actions' says",
+    ),
+    "one number of choices": (
+        broken(Drift, action_choices=3),
+        "'action_choices' is 3, but must be a tuple of numbers of choices, each above 0",
+    ),
+    "choices with a mapping": (
+        broken(Drift, action_choices=(3,), action_mapping=lambda task, model: ActionMapping((1.0,), (0.0,))),
+        "action_mapping(model) must be None: the actions are choices, (3,)",
     ),
     # Observations
     "no policy": (

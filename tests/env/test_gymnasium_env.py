@@ -40,6 +40,7 @@ from paceline.train import train
 from paceline.training.build import make_env
 from paceline.view.play import record
 from tests.env.counting import LOCK, TIME_LIMIT
+from tests.forked import paceline as forked_paceline
 from tests.signals import DEFAULT_SIGNALS, processes_of_group
 
 ROOT = Path(__file__).parents[2]
@@ -204,6 +205,46 @@ def test_time_limit_and_frame_rate_are_those_of_the_env():
         assert env.max_episode_steps == 1000
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_control_rate_is_that_of_the_time_step(vectorization: str):
+    name = "gymnasium:tests.env.counting:Timed-v0"
+    with env_of(name, num_envs=1, vectorization=vectorization) as env:
+        assert env.step_seconds == 0.015
+    with env_of(COUNTING, num_envs=1, vectorization=vectorization) as env:
+        assert env.step_seconds == 0.1
+
+
+def test_the_control_rate_of_a_mujoco_env_is_that_of_its_model():
+    # The frame rate of its videos is rounded to 67 Hz.
+    with env_of("Humanoid-v5", num_envs=1) as env:
+        assert env.step_seconds == pytest.approx(0.015)
+
+
+@pytest.mark.parametrize("mode", MODES, ids="-".join)
+@pytest.mark.parametrize(("name", "choices", "start"), [("Switch-v0", (3,), 5), ("Switches-v0", (2, 4), 0)])
+def test_discrete_actions_reach_the_env_as_its_space_numbers_them(
+    name: str, choices: tuple[int, ...], start: int, mode: tuple[str, str]
+):
+    with env_of(f"gymnasium:tests.env.counting:{name}", vectorization=mode[0], autoreset=mode[1]) as env:
+        assert (env.num_actions, env.action_choices) == (len(choices), choices)
+        env.reset()
+        for count in (1, 2):
+            actions = torch.stack([torch.arange(3) % number for number in choices], dim=1)
+            # 100 for each step so far, and the sum of the actions.
+            assert env.step(actions).reward.tolist() == (100.0 * count + start + actions.sum(1)).tolist()
+
+
+def test_warnings_of_envs_are_shown_once(tmp_path: Path):
+    name, path = "gymnasium:tests.env.counting:Warns-v0", os.environ.get("PYTHONPATH", "")
+    few = ["--gpu-ids", "none", "--max-iterations", "1", "--num-envs", "3", "--ppo.horizon", "8", "--logger", "none"]
+    for mode in ("sync", "async"):
+        argv = ["train", name, "--env.vectorization", mode, *few, "--run-dir", mode]
+        done = forked_paceline(*argv, cwd=tmp_path, PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), path))))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("UserWarning: made at") == 1
+        assert done.stderr.count("UserWarning: stepped") == 1
+
+
 def test_options_reach_the_environment():
     with env_of(COUNTING, num_envs=1, options=("bonus=0.25",)) as env:
         env.reset()
@@ -216,7 +257,18 @@ def test_options_reach_the_environment():
     [
         ("Pendulm-v1", {}, "no environment 'Pendulm-v1': did you mean 'Pendulum-v1'?"),
         ("no_such_module:Env-v0", {}, "the module no_such_module cannot be imported"),
-        ("tests.env.counting:Switch-v0", {}, r"actions of Discrete\(2\), but learners need continuous actions"),
+        ("tests.env.counting:Bits-v0", {}, r"actions of MultiBinary\(2\), but learners need a Box of floats, Discrete"),
+        ("CartPole-v9", {}, "no environment 'CartPole-v9': .*VersionNotFound: .* versioned environments: .*v0"),
+        (
+            "tests.env.counting:Broken-v0",
+            {},
+            "AssertionError: assert self.action_space is None, line [0-9]+ of counting.py, in __init__",
+        ),
+        (
+            "tests.env.counting:BrokenInside-v0",
+            {},
+            "RuntimeError: no license; caused by ValueError: invalid literal for int",
+        ),
         ("tests.env.counting:Named-v0", {}, r"observations of Dict.*Discrete\(3\).*FlattenObservation"),
         ("Pendulum-v1", {"options": ("g",)}, "--env.options g: give KEY=VALUE"),
         ("Pendulum-v1", {"options": ("g=[1",)}, r"--env.options g=\[1: not a value"),
@@ -272,7 +324,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_run_is_trained_resumed_rendered_and_exported(learner: str, tmp_path: Path):
-    config = TrainConfig(COUNTING, {}, learner, asdict(SETTINGS[learner]), num_envs=4, max_iterations=2, logger="none")
+    config = TrainConfig(
+        COUNTING, {}, learner, asdict(SETTINGS[learner]), num_envs=4, max_iterations=2, logger=("none",)
+    )
     run = RunDir(tmp_path / "run")
     result = train(config, run, Console(quiet=True))
     assert (result["status"], result["engine"], result["max_length"]) == ("completed", "gymnasium", TIME_LIMIT)
@@ -401,7 +455,7 @@ def test_envs_of_gymnasium_can_be_rendered(name: str, tmp_path: Path):
         pytest.importorskip("pygame")  # pygame, which classic control renders with, is not part of the extra
     run = RunDir(tmp_path / "run")
     config = TrainConfig(
-        task=f"gymnasium:{name}", env={}, settings=asdict(TINY), num_envs=2, max_iterations=1, logger="none"
+        task=f"gymnasium:{name}", env={}, settings=asdict(TINY), num_envs=2, max_iterations=1, logger=("none",)
     )
     train(config, run, Console(quiet=True))
     shown = record(str(run.path), None, 0.5, 64, 48, 0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.env.guarded_task import run_guarded
 from paceline.env.randomization import INDEPENDENT_FIELDS, Randomization
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, ResetState, Task
@@ -20,7 +21,6 @@ from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tensors import random
 from tests.env.drift import Drift
 from tests.env.lively import Lively
-from tests.env.refuse_syncs import run_refusing_syncs
 
 COMMAND, LEVEL, STEPS = 2, slice(3, 5), 5
 SEED = 4
@@ -214,14 +214,17 @@ def test_a_command_is_resampled_after_the_reward_and_before_the_next_observation
 
 
 def test_resampling_can_be_captured():
-    assert run_refusing_syncs(Commanded(wall=0.05)).calls["resample"] >= 64
+    run = run_guarded(Commanded(wall=0.05))
+    assert (run.guard.syncs, run.guard.contract) == ([], [])
+    assert run.guard.calls["resample"] >= 64
 
 
 def test_all_hooks_can_be_captured():
-    happened = run_refusing_syncs(Lively(wall=0.05))
-    assert happened.terminated >= 1
+    run = run_guarded(Lively(wall=0.05))
+    assert (run.guard.syncs, run.guard.contract, run.is_finite) == ([], [], True)
+    assert run.terminated >= 1
     for function in ("update_state", "reset", "push_velocity", "metrics"):
-        assert happened.calls[function] >= 64, function
+        assert run.guard.calls[function] >= 64, function
 
 
 @pytest.mark.parametrize("name", INDEPENDENT_FIELDS)

@@ -10,7 +10,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from paceline.distributed.sharding import concatenate, shard
+from paceline.distributed.sharding import concatenate
+from paceline.env.guarded_task import run_guarded
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState
 from paceline.env.vec_env import Step
@@ -22,7 +23,7 @@ from paceline.run.directory import RunDir
 from paceline.tensors import random
 from paceline.train import train
 from tests.env.lively import Lively
-from tests.env.refuse_syncs import run_refusing_syncs
+from tests.states import states_of
 
 SEED = 4
 NUM_ENVS = 32
@@ -176,7 +177,7 @@ def test_envs_are_the_same_for_any_number_of_ranks():
     steps = run(whole, 13)
     for first in (0, 2, 4):
         part = RobotEnv(Clock(), 2, seed=SEED, first_env=first)
-        part.load_state(shard(state, range(first, first + 2)))
+        part.load_state(states_of(range(first, first + 2), state))
         assert same(steps, run(part, 13), slice(first, first + 2))
 
 
@@ -248,9 +249,10 @@ def test_without_history_and_delay_nothing_is_stored():
 
 
 def test_history_and_delay_can_be_captured():
-    happened = run_refusing_syncs(Sighted(wall=0.05))
-    assert happened.terminated >= 1
-    assert happened.truncated >= 1
+    run = run_guarded(Sighted(wall=0.05))
+    assert (run.guard.syncs, run.guard.contract, run.is_finite) == ([], [], True)
+    assert run.terminated >= 1
+    assert run.truncated >= 1
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from paceline.cli import train_arguments as arguments
 from paceline.cli.commands import DoctorArguments, ExportArguments, PlayArguments, TasksArguments
 from paceline.cli.options import parse_options
+from paceline.cli.report import ReportArguments
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS
 from paceline.run.config import TrainConfig
@@ -22,7 +23,13 @@ from paceline.tasks import registry
 from paceline.validation import from_dict
 from tests.fuzz.guard import cases, harmless
 
-COMMANDS = {"play": PlayArguments, "export": ExportArguments, "doctor": DoctorArguments, "tasks": TasksArguments}
+COMMANDS = {
+    "play": PlayArguments,
+    "export": ExportArguments,
+    "doctor": DoctorArguments,
+    "tasks": TasksArguments,
+    "report": ReportArguments,
+}
 TRAIN_FLAGS = """
 --learner --learner-config --ml_framework --num-envs --total-envs --max-iterations --seed --run-dir --resume --engine
 --gpu-ids --ranks --launcher --hosts --max-restarts --timeout --worker-log-dir --torchrunx-log-dir --logger

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from paceline.cli import train_arguments as arguments
 from paceline.distributed.group import Group
@@ -67,22 +68,28 @@ class Files:
         shutil.copytree(run, copy)
         (copy / "evil_env.py").write_text(TRAP)
         self._valid = {name: (copy / name).read_bytes() for name in ("run.yaml", "result.json", self.checkpoint)}
+        state = checkpoint.load(copy / self.checkpoint)
+        checkpoint.save_shard(copy / "checkpoints", 2, 0, state["learner"].pop("envs"))
+        checkpoint.save(copy / "checkpoints", 2, state, 1, best=False, shards=(ENVS,))
+        self._in_shards = {name: (copy / name).read_bytes() for name in (self.checkpoint, self.shard)}
 
-    @property
-    def checkpoint(self) -> str:
-        return "checkpoints/iteration_00000002.safetensors"
+    checkpoint = "checkpoints/iteration_00000002.safetensors"
+    shard = "checkpoints/iteration_00000002.envs/rank_0000.safetensors"
 
     def change(self, number: int) -> str:
         """Change a file; return which, and how."""
-        for name, content in self._valid.items():
-            (self.run / name).write_bytes(content)
         generator = random.Random(number)
-        name = generator.choice(["run.yaml", "run.yaml", "run.yaml", "result.json", self.checkpoint, self.checkpoint])
+        files = self._valid | (self._in_shards if number % 3 == 0 else {})
+        for name, content in files.items():
+            (self.run / name).write_bytes(content)
+        checkpoints = [self.checkpoint, self.shard if number % 3 == 0 else self.checkpoint]
+        name = generator.choice(["run.yaml", "run.yaml", "run.yaml", "result.json", *checkpoints])
         mutators: list[Callable[[bytes, random.Random], bytes]] = [flip, cut, splice]
         mutators += [structure] * 6 if name == "run.yaml" else []
         mutators += [header, header, metadata, metadata] if name == self.checkpoint else []
+        mutators += [header, header] if name == self.shard else []
         mutator = generator.choice(mutators)
-        (self.run / name).write_bytes(mutator(self._valid[name], generator))
+        (self.run / name).write_bytes(mutator(files[name], generator))
         return f"case {number}: {mutator.__name__} of {name}"
 
 
@@ -221,7 +228,8 @@ def open_run(run: Path) -> None:
     plan = make_plan(config, opened, file, LaunchRecord())
     plan = load_start(plan, config, settings, ranks=1)
     if plan.total_envs == ENVS:
-        session = Session(config, settings, Group(Rank()), plan, [], Interrupts(), [], time.monotonic())
+        consoles = [Console(quiet=True)]
+        session = Session(config, settings, Group(Rank()), plan, [], Interrupts(), consoles, time.monotonic())
         session.episodes.means()
         json.dumps(session.totals)
 
@@ -255,4 +263,4 @@ def test_changed_files_are_refused_in_one_line_and_do_nothing(
     assert grown < LARGEST_GROWTH
     assert refused > len(cases(200)) // 2, "most changes were not noticed: a vacuous test"
     assert sorted(os.listdir(files.run)) == before
-    assert len(os.listdir(files.run / "checkpoints")) == len(os.listdir(tiny_run / "checkpoints"))
+    assert len(os.listdir(files.run / "checkpoints")) == len(os.listdir(tiny_run / "checkpoints")) + 1

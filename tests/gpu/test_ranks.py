@@ -15,6 +15,7 @@ from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.learners.ppo import Ppo
+from paceline.learners.ppo.parameter_averaging import OUTER_STEP, Averaging
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 from tests.distributed.ranks import on_ranks
@@ -24,11 +25,11 @@ pytestmark = pytest.mark.gpu
 SMALL = PpoSettings(horizon=8, epochs=2, minibatches=2, hidden=(32, 32))
 
 
-def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
+def learn(group: Group, iterations: int = 4, averaging: Averaging | None = None) -> dict[str, Any]:
     # An earlier run in this process may have lowered the precision.
     torch.set_float32_matmul_precision("highest")
     env = RobotEnv(Cartpole(), 64, "auto", group.rank.device, seed=1)
-    learner = Ppo(env, SMALL, 1, group)
+    learner = Ppo(env, SMALL, 1, group, averaging)
     for _ in range(iterations):
         learner.learn()
     return {
@@ -39,8 +40,8 @@ def learn(group: Group, iterations: int = 4) -> dict[str, Any]:
     }
 
 
-def learn_as_rank() -> dict[str, Any]:
-    return learn(Group(this_rank((0,))))
+def learn_as_rank(gpu_ids: tuple[int, ...] = (0,), averaging: Averaging | None = None) -> dict[str, Any]:
+    return learn(Group(this_rank(gpu_ids)), averaging=averaging)
 
 
 def test_one_rank_over_nccl_has_its_collectives_in_the_graph():
@@ -63,6 +64,14 @@ def test_two_ranks_share_a_gpu_over_gloo_and_learn_as_one(tmp_path: Path):
     assert (one["world_size"], two["world_size"], two["total_envs"]) == (1, 2, 2048)
     assert two["mean_length"] > 0.95 * two["max_length"]
     assert two["mean_return"] == pytest.approx(one["mean_return"], rel=0.03)
+
+
+@pytest.mark.parametrize(("gpu_ids", "backend"), [((0,), "nccl"), ((0, 0), "gloo")])
+def test_ranks_that_average_parameters_have_a_captured_update_over_any_backend(gpu_ids: tuple[int, ...], backend: str):
+    ranks = on_ranks(len(gpu_ids), learn_as_rank, gpu_ids, Averaging(2, *OUTER_STEP), seconds=300.0)
+    for rank in ranks:
+        assert (rank["backend"], rank["captured"], rank["collectives"]) == (backend, True, 4)
+        assert torch.equal(rank["parameters"], ranks[0]["parameters"])
 
 
 @pytest.mark.parametrize("mask", ["index", "uuid"])

@@ -314,6 +314,22 @@ def test_a_policy_is_trained_and_exported_although_the_port_of_tensorboard_is_us
     assert (job / "export" / "output" / "policy.pt").stat().st_size > 0
 
 
+def test_a_policy_is_trained_and_evaluated(tmp_path: Path):
+    argv = train("train_then_evaluate", "max_iterations=1", "tensorboard_port=0", "episodes=2")
+    done = paceline(*argv, cwd=tmp_path, XDG_CONFIG_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = (tmp_path / "jobs" / "train-then-evaluate-1" / "evaluate" / "output" / "run" / "eval").glob("*.json")
+    assert json.loads(file.read_text())["iteration"] == 1
+
+
+def test_runs_of_a_scaling_experiment_are_compared(tmp_path: Path):
+    values = ("max_iterations=2", "ranks_per_node=1", f"port={free_port()}", "num_envs=6")
+    done = paceline(*train("scaling", *values), cwd=tmp_path, XDG_CONFIG_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    output = tmp_path / "jobs" / "scaling-1" / "report" / "output"
+    assert "2 ranks" in (output / "report.html").read_text()
+
+
 def test_a_policy_is_trained_on_images(tmp_path: Path):
     encoder = " --ppo.image-channels 4 8 --ppo.image-kernels 4 3 --ppo.image-strides 2 2 --ppo.image-features 16"
     values = ("width=24", "height=16", "max_iterations=1", "tensorboard_port=0", f"port={free_port()}")

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.run import checkpoint
 from tests.distributed.faults import install, start
+from tests.forked import paceline
 from tests.launch.sshd import SshHosts, ssh_hosts
 from tests.signals import processes_of_group
 from tests.waiting import until
@@ -21,6 +22,7 @@ SECONDS = 60.0
 SOON = 45.0
 TORCHRUNX = ["--gpu-ids", "none", "--launcher", "torchrunx"]
 SMALL = ["train", "cartpole", *TORCHRUNX, "--num-envs", "6", "--ppo.horizon", "8", "--ppo.hidden", "8"]
+SMALL += ["--logger", "none"]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +36,7 @@ def result(tmp_path: Path) -> dict[str, Any]:
 
 def on_this_host(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Start two ranks."""
-    with start(cwd, cwd, *SMALL, "--ranks", "2", "--run-dir", str(cwd / "run"), *argv) as process:
-        try:
-            printed, errors = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
+    return paceline(*SMALL, "--ranks", "2", "--run-dir", cwd / "run", *argv, cwd=cwd)
 
 
 def test_two_ranks_on_this_host_need_no_ssh_and_the_main_rank_prints(tmp_path: Path):
@@ -109,7 +106,7 @@ def call(hosts: SshHosts, tmp_path: Path, site: Path, *argv: str) -> tuple[int, 
         "node1",
         "node2",
     ]
-    command += ["--timeout", "5", "--run-dir", str(tmp_path / "run")]
+    command += ["--timeout", "5", "--logger", "none", "--run-dir", str(tmp_path / "run")]
     # torchrunx may make a directory where it is started.
     command = ["env", f"--chdir={tmp_path}", *command]
     variables = {"HOME": str(hosts.home), "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

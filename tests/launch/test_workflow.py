@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UserError
-from paceline.launch.profile import read_profile
+from paceline.launch.engines import ENGINES, load_engine
+from paceline.launch.profile import KubernetesSettings, Profile, read_profile
 from paceline.launch.workflow import WorkflowFile, parse_workflow, read_workflow
 
 FILE = Path("file.yaml")
-SHIPPED = ("train_cameras.yaml", "train_one_node.yaml", "train_policy.yaml", "train_then_export.yaml")
+SHIPPED = ("scaling.yaml", "train_cameras.yaml", "train_one_node.yaml", "train_policy.yaml")
+SHIPPED += ("train_then_evaluate.yaml", "train_then_export.yaml")
+SHIPPED_FOLDER = Path(str(resources.files("paceline") / "workflows"))
 # The structure of OSMO's example of training on several nodes.
 MULTI_NODE = """\
 # One lead and several workers.
@@ -173,12 +176,35 @@ default-values: {a: &a {c: {1: x}}, b: *a, day: 2026-01-31, empty: , truth: true
 @pytest.mark.parametrize("values", [[], ["num_gpu=0", "ranks_per_node=2"]])
 def test_the_files_of_paceline_are_valid(name: str, values: list[str]):
     url, credentials = "checkpoint_url=s3://bucket/{{workflow_id}}", "credentials={s3: {AWS_SECRET_ACCESS_KEY: key}}"
-    file = read_workflow(Path(str(resources.files("paceline") / "workflows" / name)), values, [url, credentials])
+    file = read_workflow(SHIPPED_FOLDER / name, values, [url, credentials])
     lead = file.workflow.task_groups[0].lead
     assert lead.image == "paceline"
-    assert lead.environment["TENSORBOARD_PORT"] == "6006"
+    if name != "scaling.yaml":
+        assert lead.environment["TENSORBOARD_PORT"] == "6006"
     assert lead.credentials == {"s3": {"AWS_SECRET_ACCESS_KEY": "key"}}
     assert "--mirror s3://bucket/{{workflow_id}}" in (lead.files[0].contents or "")
+
+
+@pytest.mark.parametrize("on", ENGINES)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_files_of_paceline_are_described_by_every_engine(name: str, on: str):
+    profile = Profile(kubernetes=KubernetesSettings(storage_claim="shared"))
+    assert "-m paceline" in load_engine(on).describe(read_workflow(SHIPPED_FOLDER / name), profile)
+
+
+def test_a_scaling_experiment_has_a_group_of_nodes_for_each_run_and_a_report():
+    values, ranks = ["num_gpu=2", "seeds=2", "total_envs=96"], ["ranks=1 4"]
+    *runs, comparison = read_workflow(SHIPPED_FOLDER / "scaling.yaml", values, ranks).workflow.task_groups
+    assert [(run.name, len(run.tasks)) for run in runs] == [
+        *(("ranks-1-seed-0", 1), ("ranks-4-seed-0", 2), ("ranks-1-seed-1", 1), ("ranks-4-seed-1", 2)),
+    ]
+    scripts = [task.files[0].contents or "" for run in runs for task in run.tasks]
+    assert all("--total-envs 96" in script for script in scripts)
+    assert "--nnodes=2 --nproc-per-node=2" in scripts[2]
+    assert "--rdzv-endpoint={{host:ranks-4-seed-0-master}}:5556" in scripts[2]
+    assert "--seed 1" in scripts[-1]
+    assert [given.task for given in comparison.lead.inputs] == [run.lead.name for run in runs]
+    assert comparison.lead.args[0].endswith("{{input:0}}/run {{input:1}}/run {{input:2}}/run {{input:3}}/run")
 
 
 def test_the_file_of_the_page_for_isaac_lab_has_one_line_per_node():

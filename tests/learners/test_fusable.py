@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.env.robot_env import RobotEnv
-from paceline.learners.ppo import Ppo
 from paceline.learners.ppo.objective import objective
+from paceline.learners.ppo.recurrent import make_ppo
 from paceline.learners.ppo.samples import Samples
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks import registry
@@ -78,10 +78,12 @@ def test_randomization_of_the_model_is_a_graph():
     assert not torch.equal(before, eager.sim.field("dof_armature"))
 
 
-def test_the_functions_of_ppo_are_graphs():
-    eager = Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0)
-    with fused("paceline.learners.ppo.ppo"):
-        graphs = Ppo(RobotEnv(registry.find("cartpole").task(), 6), SMALL, seed=0, gpu_update=True)
+@pytest.mark.parametrize("rnn_type", ["none", "lstm", "gru"])
+def test_the_functions_of_ppo_are_graphs(rnn_type: Any):
+    config = dataclasses.replace(SMALL, rnn_type=rnn_type, rnn_hidden_size=8)
+    eager = make_ppo(RobotEnv(registry.find("cartpole").task(), 6), config, seed=0)
+    with fused("paceline.learners.ppo.ppo"), fused("paceline.learners.ppo.recurrent"):
+        graphs = make_ppo(RobotEnv(registry.find("cartpole").task(), 6), config, seed=0, gpu_update=True)
     for _ in range(2):
         found, expected = graphs.learn(), eager.learn()
         for name in expected:

@@ -121,7 +121,9 @@ def test_all_ranks_have_the_same_networks():
 @pytest.mark.parametrize("learner", MEAN_ACTIONS)
 def test_a_trained_policy_is_exported(learner: str, tmp_path: Path):
     settings = asdict(LEARNERS[learner].settings.from_training(TRAINING))
-    config = TrainConfig(**SMALL_RUN, learner=learner, num_envs=4, max_iterations=1, settings=settings, logger="none")
+    config = TrainConfig(
+        **SMALL_RUN, learner=learner, num_envs=4, max_iterations=1, settings=settings, logger=("none",)
+    )
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
     # Both compare the exported policy with the trained one.
     for format in ("onnx", "torchscript"):
@@ -137,9 +139,16 @@ def test_a_trained_policy_is_exported(learner: str, tmp_path: Path):
     ids=str,
 )
 def test_what_a_library_does_not_have_is_refused_with_the_learners_that_have_it(learner: str, refused: dict[str, Any]):
-    flag = next(iter(refused)).replace("_", "-")
+    flag, kind = next(iter(refused)).replace("_", "-"), LEARNERS[learner]
+    settings = replace(kind.settings.from_training(TRAINING), **refused)
     with pytest.raises(UserError, match=rf"{flag} .* is not supported: use .* or --learner ppo"):
-        make(learner, TASKS["images"], **refused)
+        kind.make(RobotEnv(TASKS["images"], 4), settings, 0, Group(Rank()))
+
+
+def test_a_task_whose_encoder_is_trained_by_regression_trains_it_by_the_policy_in_libraries():
+    training = replace(TRAINING, image_training="targets")
+    found = {name: asdict(kind.settings.from_training(training))["image_training"] for name, kind in LEARNERS.items()}
+    assert found == dict.fromkeys(MEAN_ACTIONS, "policy") | {"ppo": "targets"}
 
 
 @pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])

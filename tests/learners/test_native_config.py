@@ -15,7 +15,8 @@ import yaml
 from paceline.cli.train_arguments import parse
 from paceline.errors import UserError
 from paceline.learners.learner import LEARNERS, settings_of
-from paceline.learners.native_config import Native, native_keys, read
+from paceline.learners.native_config import Native, read
+from paceline.learners.native_keys import native_keys, support_table
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.settings import Settings
@@ -70,6 +71,10 @@ OLDER_RSL_RL = """
 num_steps_per_env: 16
 max_iterations: 150
 empirical_normalization: null
+actor: {}
+critic: {}
+obs_groups: {}
+store_code_state: false
 policy:
   class_name: ActorCritic
   init_noise_std: 0.5
@@ -200,7 +205,13 @@ trainer: {class: SequentialTrainer, timesteps: 4800, environment_info: log}
 FILES = {"rsl_rl": RSL_RL, "rl_games": RL_GAMES, "skrl": SKRL, "skrl_jax": SKRL}
 
 RSL_RL_SETTINGS = RslRlSettings(
-    num_steps_per_env=16, hidden_dims=(32, 32), obs_normalization=False, init_std=0.5, std_type="log"
+    num_steps_per_env=16,
+    hidden_dims=(32, 32),
+    critic_hidden_dims=(32, 32),
+    action_space="continuous",
+    obs_normalization=False,
+    init_std=0.5,
+    std_type="log",
 )
 
 
@@ -232,9 +243,62 @@ def test_a_file_of_rsl_rl_becomes_settings_and_options_of_the_run(tmp_path: Path
     assert {"device", "experiment_name", "logger", "resume", "load_run"} <= set(found.ignored)
 
 
-def test_a_file_of_an_older_rsl_rl_gives_the_same_settings(tmp_path: Path):
+def test_a_file_of_an_older_rsl_rl_as_isaac_lab_writes_it_gives_the_same_settings(tmp_path: Path):
     found = native("rsl_rl", write(tmp_path, OLDER_RSL_RL))
-    assert (found.settings, found.run, found.ignored) == (RSL_RL_SETTINGS, {"max_iterations": 150}, ())
+    assert (found.settings, found.run, found.ignored) == (
+        RSL_RL_SETTINGS,
+        {"max_iterations": 150},
+        ("store_code_state",),
+    )
+
+
+def test_a_file_as_mjlab_writes_it_gives_the_same_settings(tmp_path: Path):
+    text = RSL_RL.replace("[32, 32]", "!!python/tuple [32, 32]").replace("[policy]", "!!python/tuple [actor]")
+    recurrent = "  rnn_type: null\n  rnn_hidden_dim: 256\n  rnn_num_layers: 1\n  cnn_cfg: null\n  hidden_dims"
+    text = text.replace("  hidden_dims", recurrent) + "upload_model: true\nwandb_tags: !!python/tuple []\n"
+    found = native("rsl_rl", write(tmp_path, text))
+    assert found.settings == RSL_RL_SETTINGS
+    assert "actor.rnn_hidden_dim (rnn_type is null and class_name is MLPModel)" in found.ignored
+
+
+RNN = {"rnn_type": "gru", "rnn_hidden_dim": 64, "rnn_num_layers": 2}
+
+
+def test_recurrent_models_of_rsl_rl_are_read(tmp_path: Path):
+    content, older = yaml.safe_load(RSL_RL), yaml.safe_load(OLDER_RSL_RL)
+    models = (
+        (content, "actor", "RNNModel"),
+        (content, "critic", "RNNModel"),
+        (older, "policy", "ActorCriticRecurrent"),
+    )
+    for file, role, name in models:
+        file[role] |= {"class_name": name} | RNN
+    for file in (content, older):
+        settings = native("rsl_rl", write(tmp_path, yaml.safe_dump(file))).settings
+        assert {name: getattr(settings, name) for name in RNN} == RNN
+    for file, role, _ in models:
+        file[role] = {key: value for key, value in file[role].items() if key not in RNN}
+    for file in (content, older):
+        settings = native("rsl_rl", write(tmp_path, yaml.safe_dump(file))).settings
+        assert (vars(settings)["rnn_type"], vars(settings)["rnn_hidden_dim"]) == ("lstm", 256)
+
+
+def test_recurrent_networks_of_rl_games_are_read(tmp_path: Path):
+    content = yaml.safe_load(RL_GAMES)
+    rnn = {"name": "lstm", "units": 64, "layers": 2, "before_mlp": True, "concat_input": True, "layer_norm": True}
+    content["params"]["network"]["rnn"] = rnn
+    content["params"]["config"]["seq_length"] = 8
+    for central, name in (({"rnn": rnn}, "lstm"), ({}, "none")):
+        content["params"]["config"]["central_value_config"] = {"network": {"name": "actor_critic"} | central}
+        settings = vars(native("rl_games", write(tmp_path, yaml.safe_dump(content))).settings)
+        assert {key: settings[f"rnn_{key}"] for key in rnn} == rnn
+        assert (settings["seq_length"], settings["central_value_rnn_name"]) == (8, name)
+
+
+def test_settings_of_a_recurrent_network_beside_no_type_have_no_effect(tmp_path: Path):
+    content = yaml.safe_load(RSL_RL)
+    content["actor"] |= RNN | {"rnn_type": None}
+    assert vars(native("rsl_rl", write(tmp_path, yaml.safe_dump(content))).settings)["rnn_type"] == "none"
 
 
 def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Path):
@@ -248,8 +312,12 @@ def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Pa
         kl_threshold=0.008,
         critic_coef=4.0,
         bounds_loss_coef=1e-4,
+        action_space="continuous",
         reward_scale=0.1,
         max_epochs=150,
+        clip_actions=True,
+        action_limit=1.0,
+        central_value_rnn_name="none",
     )
     assert type(vars(found.settings)["critic_coef"]) is float
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 25}
@@ -259,26 +327,75 @@ def test_a_file_of_rl_games_becomes_settings_and_options_of_the_run(tmp_path: Pa
 @pytest.mark.parametrize("learner", ["skrl", "skrl_jax"])
 def test_a_file_of_skrl_becomes_settings_and_options_of_the_run(learner: str, tmp_path: Path):
     found = native(learner, write(tmp_path, SKRL))
+    on_torch = learner == "skrl"
     assert found.settings == SkrlSettings(
+        separate=not on_torch,
+        value_layers=None if on_torch else (32, 32),
         rollouts=32,
         learning_epochs=8,
         mini_batches=8,
         layers=(32, 32),
         learning_rate=5e-4,
         kl_threshold=0.008,
+        action_space="continuous",
         value_normalization=False,
         time_limit_bootstrap=False,
         rewards_shaper_scale=0.1,
     )
     # The file counts 4800 steps, 32 per iteration.
     assert found.run == {"max_iterations": 150, "seed": 42, "checkpoint_every": 10}
-    assert "models.separate (policy and value have separate layers)" in found.ignored
+    shared = "models.value (the value shares the layers of the policy)"
+    assert (shared if on_torch else "models.separate (skrl on JAX has no shared layers)") in found.ignored
 
 
-def test_settings_that_a_file_does_not_have_are_those_of_the_task(tmp_path: Path):
-    base = RslRlSettings(num_steps_per_env=7, gamma=0.5)
-    found = native("rsl_rl", write(tmp_path, "algorithm: {lam: 0.9}"), base)
-    assert found == Native(dataclasses.replace(base, lam=0.9), {}, ())
+def test_settings_that_a_file_omits_are_those_of_the_library_and_are_named(tmp_path: Path):
+    base = RslRlSettings(gamma=0.5, entropy_coef=0.3, image_channels=(1, 2))
+    found = native("rsl_rl", write(tmp_path, "num_steps_per_env: 7\nalgorithm: {lam: 0.9}"), base, clip_param=0.1)
+    values = dict(RslRlSettings.library_defaults)
+    values |= {"num_steps_per_env": 7, "lam": 0.9, "clip_param": 0.1, "image_channels": (1, 2)}
+    assert found.settings == dataclasses.replace(base, **values)
+    omitted, replaced = found.notes
+    assert "defaults of RSL-RL: hidden_dims [256, 256, 256]" in omitted
+    assert "gamma 0.99" in omitted
+    assert "lam " not in omitted
+    assert "clip_param" not in omitted
+    assert replaced == "flags replace its clip_param"
+
+
+def test_a_setting_without_a_default_must_be_in_the_file_or_a_flag(tmp_path: Path):
+    file = write(tmp_path, "algorithm: {lam: 0.9}")
+    with pytest.raises(UserError, match=r"num_steps_per_env is missing, and RSL-RL has no default for it: add it, or"):
+        native("rsl_rl", file)
+    assert native("rsl_rl", file, num_steps_per_env=9).settings.horizon == 9
+
+
+def test_the_defaults_are_those_of_the_installed_libraries():
+    from rl_games.common.a2c_common import A2CBase, ContinuousA2CBase
+    from rsl_rl.algorithms import PPO
+    from rsl_rl.models import MLPModel
+    from rsl_rl.modules.distribution import GaussianDistribution
+    from skrl.agents.torch.ppo import PPO_CFG
+    from skrl.resources.schedulers.torch import KLAdaptiveLR
+
+    def defaults(*kinds: Any) -> dict[str, Any]:
+        found = [parameter for kind in kinds for parameter in inspect.signature(kind).parameters.values()]
+        return {parameter.name: parameter.default for parameter in found}
+
+    def differing(kind: type[Settings], installed: dict[str, Any]) -> set[str]:
+        ours = kind.library_defaults
+        assert len(ours.keys() & installed.keys()) > 6
+        return {name for name in ours.keys() & installed.keys() if ours[name] != installed[name]}
+
+    assert not differing(RslRlSettings, defaults(PPO, MLPModel, GaussianDistribution))
+    skrl = vars(PPO_CFG()) | {"kl_threshold": defaults(KLAdaptiveLR)["kl_threshold"]}
+    assert differing(SkrlSettings, skrl) == {"learning_rate_scheduler"}
+    assert [skrl[f"{name}_preprocessor"] for name in ("observation", "value")] == [None, None]
+    assert skrl["learning_rate_scheduler"] is None
+    source = inspect.getsource(A2CBase) + inspect.getsource(ContinuousA2CBase)
+    read_with = re.findall(r"""config\.get\('(\w+)', ([-\w']+)\)""", source)
+    # 0 and null mean the same to RL-Games.
+    rl_games = {name: yaml.safe_load(value.lower().replace("none", "0")) for name, value in read_with}
+    assert not differing(RlGamesSettings, rl_games)
 
 
 def test_auto_null_and_negative_values_leave_options_unset(tmp_path: Path):
@@ -295,11 +412,58 @@ def test_an_observation_preprocessor_takes_precedence_over_a_state_preprocessor(
     assert "agent.state_preprocessor" in found.ignored
 
 
-def test_a_central_value_network_like_the_actor_is_supported(tmp_path: Path):
-    central = {"minibatch_size": 16384, "mini_epochs": 8, "learning_rate": "5e-4", "normalize_input": True}
-    central["network"] = {"name": "actor_critic", "central_value": True, "mlp": {"units": [32, 32]}}
-    text = changed(RL_GAMES, "params.config.central_value_config", central)
+def test_a_central_value_network_has_its_own_settings(tmp_path: Path):
+    central = {"minibatch_size": 32768, "mini_epochs": 4, "learning_rate": "5e-4", "lr_schedule": "adaptive"}
+    central |= {"normalize_input": True, "kl_threshold": 0.016, "clip_value": False, "truncate_grads": True}
+    central["network"] = {
+        "name": "actor_critic",
+        "central_value": True,
+        "mlp": {"units": [64, 32], "activation": "relu"},
+    }
+    found = native("rl_games", write(tmp_path, changed(RL_GAMES, "params.config.central_value_config", central)))
+    assert found.settings == dataclasses.replace(
+        native("rl_games", write(tmp_path, RL_GAMES)).settings,  # pyright: ignore[reportArgumentType]
+        central_value_units=(64, 32),
+        central_value_activation="relu",
+        central_value_mini_epochs=4,
+        central_value_minibatch_size_per_env=8,
+        central_value_learning_rate=5e-4,
+        central_value_lr_schedule="none",
+        central_value_clip_value=False,
+        central_value_normalize_input=True,
+        central_value_truncate_grads=True,
+    )
+
+
+def test_convolutions_of_rl_games_become_settings_of_the_image_encoder(tmp_path: Path):
+    convs = [
+        {"filters": 32, "kernel_size": 8, "strides": 4, "padding": 0},
+        {"filters": 64, "kernel_size": 4, "strides": 2},
+    ]
+    cnn = {"type": "conv2d", "activation": "relu", "initializer": {"name": "default"}, "convs": convs}
+    found = vars(native("rl_games", write(tmp_path, changed(RL_GAMES, "params.network.cnn", cnn))).settings)
+    expected = {"image_channels": (32, 64), "image_kernels": (8, 4), "image_strides": (4, 2), "image_features": 0}
+    assert {name: found[name] for name in expected} == expected
+    assert found["image_activation"] == "relu"
+    convs[1]["padding"] = 1
+    with pytest.raises(UserError, match=r"cnn.convs\[1\].padding is 1: Paceline supports only 0"):
+        native("rl_games", write(tmp_path, changed(RL_GAMES, "params.network.cnn", cnn)))
+
+
+def test_a_network_of_several_parts_becomes_one_setting(tmp_path: Path):
+    parts = [
+        {"name": "a", "input": "OBSERVATIONS[0]", "layers": [16], "activations": "elu"},
+        {"name": "net", "input": "a + a", "layers": [], "activations": []},
+    ]
+    found = vars(native("skrl", write(tmp_path, changed(SKRL, "models.policy.network", parts))).settings)
+    assert yaml.safe_load(found["network"]) == parts
+
+
+def test_population_based_training_must_be_disabled(tmp_path: Path):
+    text = changed(RL_GAMES, "pbt", {"enabled": False, "num_policies": 8, "mutation": {"gamma": "mutate_discount"}})
     assert native("rl_games", write(tmp_path, text)).settings == native("rl_games", write(tmp_path, RL_GAMES)).settings
+    with pytest.raises(UserError, match=r"pbt.enabled is true: Paceline supports only false"):
+        native("rl_games", write(tmp_path, changed(text, "pbt.enabled", True)))
 
 
 @pytest.mark.parametrize("per_env", [1, 2, 16, 32])
@@ -309,21 +473,11 @@ def test_minibatch_size_is_divided_by_the_number_of_envs(per_env: int, tmp_path:
 
 
 @pytest.mark.parametrize(("num_envs", "near"), [(256, 32), (3000, 4), (100_000, 1)])
-def test_a_minibatch_that_does_not_fit_the_envs_is_rejected_with_one_that_does(
-    num_envs: int, near: int, tmp_path: Path
-):
-    file = write(tmp_path, RL_GAMES)
-    with pytest.raises(
-        UserError, match=f"learner.yaml: params.config.minibatch_size 16384 does not fit {num_envs} envs"
-    ) as error:
-        native("rl_games", file, num_envs=num_envs)
-    assert f"--rl-games.minibatch-size-per-env {near}, which makes it {near * num_envs}" in str(error.value)
-    text = changed(RL_GAMES, "params.config.minibatch_size", near * num_envs)
-    for found in (
-        native("rl_games", file, num_envs=num_envs, minibatch_size_per_env=near),
-        native("rl_games", write(tmp_path, text), num_envs=num_envs),
-    ):
-        assert vars(found.settings)["minibatch_size_per_env"] == near
+def test_a_minibatch_that_does_not_fit_the_envs_is_rounded_with_a_note(num_envs: int, near: int, tmp_path: Path):
+    found = native("rl_games", write(tmp_path, RL_GAMES), num_envs=num_envs)
+    assert vars(found.settings)["minibatch_size_per_env"] == near
+    assert f"params.config.minibatch_size 16384 is not {num_envs} envs times a divisor" in found.notes[-1]
+    assert f"rounded to {near * num_envs} (--rl-games.minibatch-size-per-env {near})" in found.notes[-1]
 
 
 def test_minibatch_size_without_a_number_of_envs_is_rejected(tmp_path: Path):
@@ -343,27 +497,33 @@ BAD = [
     ("rsl_rl", "actor.activation", "mish", "is mish, but must be one of elu, relu"),
     ("rsl_rl", "algorithm.rnd_cfg", {"weight": 1.0}, f"is {{weight: 1.0}}: {ONLY} null"),
     ("rsl_rl", "algorithm.symmetry_cfg", {"use": True}, f"is {{use: true}}: {ONLY} null"),
-    ("rsl_rl", "actor.class_name", "RNNModel", f"is RNNModel: {ONLY} MLPModel"),
-    ("rsl_rl", "clip_actions", 1.0, f"is 1.0: {ONLY} null"),
-    ("rsl_rl", "obs_groups.actor", ["camera"], f"is [camera]: {ONLY} [policy]"),
-    (
-        "rsl_rl",
-        "critic.hidden_dims",
-        [64],
-        "is [64], but actor.hidden_dims is [32, 32]: Paceline has one value for both",
-    ),
+    ("rsl_rl", "actor.class_name", "CNNModel", "is CNNModel, but must be one of MLPModel, RNNModel"),
+    ("rsl_rl", "critic.class_name", "RNNModel", "is lstm, but actor.class_name is none: Paceline has one value"),
+    ("rsl_rl", "actor.rnn_type", "rnn", "is rnn, but must be one of lstm, gru"),
+    ("rsl_rl", "clip_actions", "much", "is much, but must be a number"),
+    ("rsl_rl", "critic.activation", "relu", "is relu, but actor.activation is elu: Paceline has one value for both"),
     ("rl_games", "params.config.reward_shaper.scale", 1, "unknown key 'scale': did you mean 'scale_value'"),
     ("rl_games", "params.config.gamma", True, "is true, but must be a number"),
     ("rl_games", "params.network.mlp.units", ["a"], "is [a], but must be a list of whole numbers"),
-    ("rl_games", "params.network.rnn", {"name": "lstm"}, f"is {{name: lstm}}: {ONLY} files without it"),
-    ("rl_games", "params.network.cnn", {"type": "conv2d"}, f"is {{type: conv2d}}: {ONLY} files without it"),
-    ("rl_games", "params.network.space.continuous.fixed_sigma", False, f"is false: {ONLY} true"),
-    ("rl_games", "params.algo.name", "sac", f"is sac: {ONLY} a2c_continuous"),
-    ("rl_games", "params.config.central_value_config.network.mlp.units", [64], "is [64], but params.network.mlp.units"),
+    (
+        "rl_games",
+        "params.network.rnn",
+        {"name": "identity", "units": 8, "layers": 1},
+        ".name is identity, but must be one of lstm, gru",
+    ),
+    ("rl_games", "params.network.cnn.type", "conv1d", "is conv1d, but must be one of conv2d"),
+    ("rl_games", "params.algo.name", "sac", "is sac, but must be one of a2c_continuous, a2c_discrete"),
+    (
+        "rl_games",
+        "params.model.name",
+        "discrete_a2c",
+        "is discrete, but params.algo.name is continuous: Paceline has one value for both",
+    ),
+    ("rl_games", "params.network.space.discrete", {"a": 1}, "is {a: 1}, but must be null"),
+    ("skrl", "models.policy.class", "DeterministicMixin", "but must be one of GaussianMixin, CategoricalMixin"),
     ("skrl", "models.policy.network.0.layer", [64], "unknown key 'layer': did you mean 'layers'"),
-    ("skrl", "models.value.network.0.activations", ["elu", "relu"], "is [elu, relu], but must be one of elu"),
-    ("skrl", "models.policy.network", [{}, {}], "has 2 parts"),
-    ("skrl", "models.value.output", "ACTIONS", f"is ACTIONS: {ONLY} ONE"),
+    ("skrl", "models.policy.network.0.activations", ["elu", "relu"], "is [elu, relu], but must be one of elu"),
+    ("skrl", "models.policy.output", "ONE", f"is ONE: {ONLY} ACTIONS"),
     ("skrl", "agent.time_limit_bootstrap", 3, "is 3, but must be true or false"),
     ("skrl", "agent.learning_rate_scheduler", "StepLR", "is StepLR, but must be one of KLAdaptiveLR"),
     ("skrl", "agent.kl_threshold", 0.01, f"is 0.01: {ONLY} 0; give learning_rate_scheduler KLAdaptiveLR"),
@@ -381,6 +541,33 @@ def test_an_unsupported_value_is_rejected_with_its_path(
     assert f"learner.yaml: {path.replace('.0', '')}" in str(error.value)
     assert message in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_all_problems_of_a_file_are_named_in_one_line_and_the_most_important_first(tmp_path: Path):
+    text = changed(changed(RSL_RL, "sed", 3), "algorithm.gamma", "high")
+    text = changed(changed(text, "algorithm.rnd_cfg", {"weight": 1}), "num_steps_per_env", {})
+    with pytest.raises(UserError) as error:
+        native("rsl_rl", write(tmp_path, text))
+    found = str(error.value)
+    assert "learner.yaml has 4 values that cannot be used: (1) algorithm.rnd_cfg is" in found
+    assert "; (2) algorithm.gamma is high" in found
+    assert "; (3) num_steps_per_env is missing" in found
+    assert "; (4) sed: unknown key 'sed': did you mean 'seed'" in found
+    assert len(found.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["AMP", "MAPPO", "IPPO", "SAC"])
+def test_a_file_of_another_algorithm_is_refused_by_its_name_alone(name: str, tmp_path: Path):
+    text = changed(changed(SKRL, "agent.class", name), "agent.style_reward_weight", 1.0)
+    with pytest.raises(UserError, match=f"learner.yaml: agent.class is {name}: Paceline supports only PPO$"):
+        native("skrl", write(tmp_path, text))
+
+
+def test_the_docs_list_the_supported_values_of_the_tables():
+    docs = (Path(__file__).parents[2] / "docs" / "config_files.md").read_text()
+    for learner in ("rsl_rl", "rl_games", "skrl"):
+        table = support_table(learner)
+        assert f"\n{table}\n" in docs, f"the table of {learner} in docs/config_files.md must be:\n{table}"
 
 
 def test_a_value_out_of_bounds_is_rejected_with_the_file(tmp_path: Path):
@@ -404,7 +591,8 @@ def test_a_file_of_another_library_is_recognized(learner: str, other: str, tmp_p
     [
         (None, "cannot read --learner-config .*learner.yaml: No such file"),
         (b"a: [1", "is not plain YAML: .*line 1"),
-        (b"a: !!python/tuple [1]", "is not plain YAML: could not determine a constructor"),
+        (b"a: !!python/name:os.system", "is not plain YAML: could not determine a constructor"),
+        (b"a: !!python/object/apply:os.system [x]", "is not plain YAML: could not determine a constructor"),
         (b"\xff\xfe\xfa", "is not a text file"),
         (b"just words", "is not a configuration: it holds no keys"),
         (b"", "is not a configuration: it holds no keys"),
@@ -449,7 +637,12 @@ def test_the_keys_of_skrl_are_those_of_the_installed_one():
     from skrl.agents.torch.ppo import PPO_CFG
     from skrl.resources.schedulers.torch import KLAdaptiveLR
     from skrl.trainers.torch import SequentialTrainerCfg
-    from skrl.utils.model_instantiators.torch import deterministic_model, gaussian_model
+    from skrl.utils.model_instantiators.torch import (
+        categorical_model,
+        deterministic_model,
+        gaussian_model,
+        multicategorical_model,
+    )
 
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
@@ -463,15 +656,17 @@ def test_the_keys_of_skrl_are_those_of_the_installed_one():
     assert keys["agent"]["experiment"].keys() == fields(ExperimentCfg)
     assert keys["agent"]["learning_rate_scheduler_kwargs"].keys() == names(KLAdaptiveLR, "optimizer")
     assert keys["trainer"].keys() - {"class"} == fields(SequentialTrainerCfg)
-    assert keys["models"]["policy"].keys() - {"class"} == names(gaussian_model, *made)
+    policies = (gaussian_model, categorical_model, multicategorical_model)
+    assert keys["models"]["policy"].keys() - {"class"} == {key for model in policies for key in names(model, *made)}
     assert keys["models"]["value"].keys() - {"class"} == names(deterministic_model, *made)
 
 
 def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
     from rl_games.algos_torch.a2c_continuous import A2CAgent
+    from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.algos_torch.central_value import CentralValueTrain
     from rl_games.algos_torch.network_builder import A2CBuilder
-    from rl_games.common.a2c_common import A2CBase, ContinuousA2CBase
+    from rl_games.common.a2c_common import A2CBase, ContinuousA2CBase, DiscreteA2CBase
     from rl_games.common.tr_helpers import DefaultRewardsShaper
 
     def read_by(*kinds: Any, of: str) -> set[str]:
@@ -479,8 +674,9 @@ def test_the_keys_of_rl_games_are_those_that_the_installed_one_reads():
         return set(re.findall(rf"""\b{of}(?:\.get\(|\[)['"](\w+)['"]""", source))
 
     keys = native_keys("rl_games")["params"]
+    agents = (A2CBase, ContinuousA2CBase, A2CAgent, DiscreteA2CBase, DiscreteA2CAgent)
     # "network" is put there by the library itself.
-    assert read_by(A2CBase, ContinuousA2CBase, A2CAgent, of="config") - {"network"} <= keys["config"].keys()
+    assert read_by(*agents, of="config") - {"network"} <= keys["config"].keys()
     central = keys["config"]["central_value_config"].keys() | {"device", "print_stats"}
     assert read_by(CentralValueTrain, of="config") <= central
     network = read_by(A2CBuilder, of="params")
@@ -498,26 +694,20 @@ def test_flags_take_precedence_over_the_file_and_the_file_over_the_task(tmp_path
 
 
 def test_flags_decide_what_a_minibatch_must_fit(tmp_path: Path):
-    argv = [
-        "cartpole",
-        "--gpu-ids",
-        "none",
-        "--learner",
-        "rl_games",
-        "--learner-config",
-        str(write(tmp_path, RL_GAMES)),
-    ]
-    with pytest.raises(UserError, match="does not fit 256 envs per rank and horizon_length 32"):
-        parse(argv)
-    settings = [
-        settings_of("rl_games", parse([*argv, *more]).config.settings)
+    file = str(write(tmp_path, RL_GAMES))
+    argv = ["cartpole", "--gpu-ids", "none", "--learner", "rl_games", "--learner-config", file]
+    commands = [
+        parse([*argv, *more])
         for more in (
             ["--num-envs", "1024"],
             ["--rl-games.minibatch-size-per-env", "8"],
             ["--rl-games.horizon-length", "64"],
+            ["--num-envs", "16"],
         )
     ]
-    assert [(each.horizon, each.minibatches) for each in settings] == [(32, 2), (32, 4), (64, 1)]
+    settings = [settings_of("rl_games", command.config.settings) for command in commands]
+    assert [(each.horizon, each.minibatches) for each in settings] == [(32, 2), (32, 4), (64, 1), (32, 1)]
+    assert [sum("rounded to 512" in note for note in command.notes) for command in commands] == [0, 0, 0, 1]
 
 
 def test_a_file_with_a_run_to_resume_is_rejected(tiny_run: Path, tmp_path: Path):
@@ -542,6 +732,10 @@ def test_a_run_trains_with_the_horizon_of_the_file_and_lists_ignored_keys(tmp_pa
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "learner.yaml: Paceline itself sets device, experiment_name" in done.stdout.splitlines()[0]
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith(
+        "learner.yaml: it omits these settings, which have the defaults of RSL-RL: use_mixed_precision false"
+    )
+    assert re.match("learner.yaml: Paceline itself sets .*experiment_name.*device", second)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["iterations"], result["env_steps"]) == (2, 2 * 16 * 8)

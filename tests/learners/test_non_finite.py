@@ -40,14 +40,14 @@ class Broken(Drift):
     """Gives numbers that are not finite at these steps of an episode and in these rows; the limit is 10 steps."""
 
     reward_at: tuple[tuple[int, int], ...] = ()
-    observation_at: tuple[tuple[int, int], ...] = ()
+    nan_at: tuple[tuple[int, int], ...] = ()
     critic_at: tuple[tuple[int, int], ...] = ()
     critic_at_the_wall: bool = False
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         obs = super().observe(state)
         policy, critic = obs["policy"].clone(), obs["critic"].repeat(1, 2)
-        for each in self.observation_at:
+        for each in self.nan_at:
             policy[:, 1] = policy[:, 1].masked_fill(place(state, *each), -torch.inf)
         for each in self.critic_at:
             critic[:, 1] = critic[:, 1].masked_fill(place(state, *each), torch.nan)
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Broken, str | None]] = {
         'obs["critic"][:, 1] of env 13 became nan in step 12 of the rollout',
     ),
     "an observation": (
-        Broken(observation_at=((4, 1),)),
+        Broken(nan_at=((4, 1),)),
         'obs["policy"][:, 1] of env 11 became -inf in step 4 of the rollout',
     ),
     "a critic's": (Broken(critic_at=((4, 1),)), 'obs["critic"][:, 1] of env 11 became nan in step 4 of the rollout'),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ _SKRL_CHANGES: dict[str, Any] = {
     "grad_norm_clip": 1e-3,
     "time_limit_bootstrap": False,
     "rewards_shaper_scale": 0.1,
+    "mixed_precision": True,
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "ppo": {
@@ -85,6 +87,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "entropy_coef": 0.5,
         "max_grad_norm": 1e-3,
         "normalize_advantage_per_mini_batch": True,
+        "use_mixed_precision": True,
+        "clip_actions": 0.1,
     },
     "rl_games": {
         "horizon_length": 4,
@@ -107,6 +111,10 @@ CHANGES: dict[str, dict[str, Any]] = {
         "grad_norm": 1e-3,
         "truncate_grads": False,
         "reward_scale": 0.1,
+        "clip_actions": True,
+        "action_limit": 0.1,
+        "clip_observations": 0.01,
+        "seq_length": 2,
     },
     "skrl": _SKRL_CHANGES,
     "skrl_jax": _SKRL_CHANGES,
@@ -117,14 +125,25 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("rsl_rl", "schedule"): {"desired_kl": 1e-6},
     ("rsl_rl", "use_clipped_value_loss"): {"clip_param": 1e-3},
     ("rl_games", "clip_value"): {"e_clip": 1e-3},
+    # The task clips actions to -1 to 1 itself.
+    ("rl_games", "clip_actions"): {"action_limit": 0.1},
+    ("rl_games", "seq_length"): {"rnn_name": "lstm", "rnn_units": 8},
     ("rl_games", "truncate_grads"): {"grad_norm": 1e-3},
     ("rl_games", "max_epochs"): {"lr_schedule": "linear", "max_epochs": 10},
     # Actions beyond 1.1 are penalized; a policy that learns very fast has some.
     ("rl_games", "bounds_loss_coef"): {"lr_schedule": "none", "learning_rate": 0.5},
 }
+# They have no effect on the task of these tests: tests/learners/ppo/test_images.py and test_file_settings.py test them.
+# Mixed precision of RL-Games has no effect on a CPU.
+TESTED_ELSEWHERE = {
+    "ppo": ("image_learning_rate",),
+    "rl_games": (
+        "mixed_precision",
+        *("central_value_learning_rate", "central_value_lr_schedule", "central_value_mini_epochs"),
+        *("central_value_minibatch_size_per_env", "central_value_clip_value", "central_value_truncate_grads"),
+    ),
+}
 # JAX compiles for seconds after every change; skrl on torch has the same settings and is tested with all of them.
-# In tests/learners/ppo/test_images.py, because it has no effect on the task of these tests.
-TESTED_WITH_IMAGES = {"ppo": ("image_learning_rate",)}
 JAX_CHANGES = ("learning_rate", "learning_rate_scheduler", "discount_factor", "ratio_clip")
 
 CASES = [
@@ -144,7 +163,7 @@ def run(path: Path, learner: str, settings: Any, iterations: int, resume: bool, 
         asdict(settings),
         num_envs=6,
         max_iterations=iterations,
-        logger="none",
+        logger=("none",),
     )
     directory = RunDir(path)
     resume_from = checkpoint.newest(directory.checkpoints) if resume else None
@@ -162,7 +181,7 @@ def differ(one: Any, other: Any) -> bool:
 def test_every_setting_is_decided(learner: str):
     kind = LEARNERS[learner].settings
     names = {field.name for field in dataclasses.fields(kind)}
-    assert names == {*CHANGES[learner], *kind.fixed, *TESTED_WITH_IMAGES.get(learner, ())}
+    assert names == {*CHANGES[learner], *kind.fixed, *TESTED_ELSEWHERE.get(learner, ())}
     assert set(kind.fixed).isdisjoint(CHANGES[learner])
 
 
@@ -200,12 +219,18 @@ def test_a_setting_that_cannot_change_is_rejected_by_name(learner: str, tmp_path
         value = getattr(settings, name)
         texts = {
             "elu": "tanh",
+            "any": "continuous",
             "scalar": "log",
             "flatten": "spatial_softmax",
             "policy": "targets",
             "bfloat16": "float32",
+            "": "[{name: net, layers: [9]}]",
+            "none": "lstm",
         }
-        other = {bool: not value, tuple: (9,), str: texts.get(value), float: 0.5, int: 9}[type(value)]
+        optional = {"activation": "tanh", "normalize_input": True, "rnn_name": "lstm"}
+        of_none = next((other for end, other in optional.items() if name.endswith(end)), (9,))
+        others = {bool: not value, tuple: (9,), str: texts.get(value), float: 0.5, int: 9, NoneType: of_none}
+        other = others[type(value)]
         changed = dataclasses.replace(settings, **{name: other})  # pyright: ignore[reportArgumentType]
         with pytest.raises(UserError, match=f"--{settings.flags}.{name.replace('_', '-')} .* with --resume"):
             run(tmp_path / "run", learner, changed, 2, resume=True)

@@ -61,7 +61,8 @@ def config(lines: str) -> TrainConfig:
         ("settings: {horizon: 1000000000000}", "horizon 1000000000000 must be at most"),
         ("settings: {value_weight: .inf}", "value_weight inf must be a finite number"),
         ("settings: {clip_value: 1}", "clip_value 1 must be true or false"),
-        ("logger: [none]", "logger .* must be a string"),
+        ("logger: [5]", "logger 5 must be a string"),
+        ("logger: [none, tensorboard]", "none means no logger"),
         ("worker_log_dir: 5", "worker_log_dir 5 must be a string"),
         ("seed: 2001-99-99", "not valid YAML"),
         ("seed: !!int abc", "not valid YAML"),
@@ -90,6 +91,10 @@ def test_whole_numbers_and_lists_are_converted_to_the_types_of_the_settings():
 def test_a_configuration_is_the_same_after_writing_and_reading():
     whole = TrainConfig(task="go1-velocity", env={"delay": [0, 2], "episode_seconds": 5.0}, gpu_ids=(0, 1))
     assert TrainConfig.from_yaml(whole.to_yaml(), "run.yaml") == whole
+
+
+def test_the_single_logger_of_earlier_versions_is_read():
+    assert config("logger: none").logger == ("none",)
 
 
 def test_aliases_that_would_multiply_are_not_expanded():

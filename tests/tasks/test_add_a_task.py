@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from paceline.check import check
+from paceline.env.guarded_task import run_guarded
+from paceline.env.robot_env import RobotEnv
+from paceline.env.task import Task
 from paceline.tasks import registry
 from tests import forked
-from tests.env.refuse_syncs import run_refusing_syncs
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
 
@@ -55,7 +59,7 @@ def commands() -> list[list[str]]:
 
 
 def test_the_page_shows_listing_and_training():
-    assert [argv[0] for argv in commands()] == ["tasks", "train", "train"]
+    assert [argv[0] for argv in commands()] == ["tasks", "train", "train", "train", "check"]
 
 
 def test_the_installed_task_is_listed_with_the_built_in_tasks(site: Path, tmp_path: Path):
@@ -70,12 +74,42 @@ def test_the_training_commands_of_the_page_run(argv: list[str], site: Path, tmp_
     few = ["--num-envs", "4", "--max-iterations", "1", "--gpu-ids", "none", "--run-dir", "run"]
     paceline([*argv, *few], tmp_path, site)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["task"], result["iterations"]) == ("completed", "pendulum", 1)
+    assert (result["status"], result["task"], result["iterations"]) == ("completed", argv[1], 1)
 
 
-def test_the_task_of_the_page_can_be_captured(site: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_check_of_the_page_finds_nothing(site: Path, tmp_path: Path):
+    (argv,) = (argv for argv in commands() if argv[0] == "check")
+    assert paceline([*argv, "--steps", "30"], tmp_path, site).endswith("pendulum: nothing was found\n")
+
+
+@pytest.mark.parametrize("name", ["pendulum", "commanded-pendulum"])
+def test_the_tasks_of_the_page_can_be_captured(name: str, site: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(site)
-    assert "pendulum" in registry.names()
-    counts = run_refusing_syncs(registry.find("pendulum").task())
-    assert counts.truncated >= 1
-    assert counts.terminated >= 1
+    assert name in registry.names()
+    run = run_guarded(registry.find(name).task())
+    assert (run.guard.syncs, run.guard.contract) == ([], [])
+    assert run.truncated >= 1
+    assert run.terminated >= 1
+
+
+def test_the_hooks_of_the_page_work(site: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(site)
+    checks = check("commanded-pendulum", {"command_steps": 3, "push_steps": 2}, num_envs=4, steps=40)
+    assert [text for each in checks for text in each.findings] == []
+    task = registry.find("commanded-pendulum").task(push_steps=1, push_speed=2.0)
+    env = RobotEnv(task.for_evaluation(), 64, seed=1)
+    env.reset()
+    env.step(torch.zeros(64, 1))
+    state = env.env_state.task_state
+    assert state["level"].unique().tolist() == [2.0]
+    assert 0.9 < float(state["command"].abs().max()) <= 1.2
+    assert 1.5 < float(state["push"].abs().max()) <= 2.0
+    commanded, actual = task.command_display(env.env_state).numbers["angle rad"]
+    assert torch.equal(commanded, state["command"][:, 0])
+    assert torch.equal(actual, env.env_state.qpos[:, 0])
+
+
+def test_the_page_lists_every_member_of_a_task():
+    page = PAGE.read_text()
+    members = [name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")]
+    assert [name for name in members if f"`{name}(self" not in page and f"`{name}: " not in page] == []

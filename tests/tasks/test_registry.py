@@ -97,7 +97,11 @@ def test_a_subclass_without_new_options_needs_no_decorator(tmp_path: Path, monke
 
 def test_another_package_cannot_replace_a_built_in_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     installed(tmp_path, monkeypatch, cartpole="json:JSONDecoder")
-    assert registry.find("cartpole") is ENTRY
+    message = r"a package has a task 'cartpole' \(json:JSONDecoder\), which is the name of a task of Paceline: rename"
+    with pytest.raises(UserError, match=message):
+        registry.is_name("cartpole")
+    with pytest.raises(UserError, match=message):
+        registry.names()
 
 
 @pytest.mark.parametrize("name", ALIASES)

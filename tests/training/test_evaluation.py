@@ -70,6 +70,7 @@ def test_intervals_contain_the_true_mean_in_95_percent_of_samples() -> None:
         assert 0.93 < covered < 0.985
     # Known values: a fraction of 10 in 10, and the t-distribution with 4 degrees of freedom.
     assert estimate(torch.ones(10)).low == pytest.approx(0.7225, abs=1e-3)
+    assert all(estimate(torch.zeros(count)).low == 0.0 for count in range(2, 20))
     values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     assert estimate(values).high - 3.0 == pytest.approx(2.776 * math.sqrt(2.5 / 5), rel=0.01)
 
@@ -125,7 +126,7 @@ def test_a_task_with_randomization_is_evaluated_with_and_without_it(tmp_path: Pa
             max_iterations=1,
             seed=1,
             settings=settings,
-            logger="none",
+            logger=("none",),
         ),
         run,
         QUIET,

@@ -24,7 +24,7 @@ CONFIG, _ = resolve(
         max_iterations=3,
         checkpoint_every=1,
         settings={"horizon": 4, "epochs": 1, "minibatches": 1, "hidden": (8,)},
-        logger="none",
+        logger=("none",),
     )
 )
 SINGLE_PROCESS = LaunchRecord()

@@ -3,15 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
-import mujoco
 import numpy as np
 import torch
 from annotated_types import Ge, Interval, Le
 
 from paceline.errors import UserError, unknown
 from paceline.validation import NonNegative, Positive, UnitInterval
+
+if TYPE_CHECKING:
+    import mujoco
+
+# Envs of other simulators need no MuJoCo, so it is imported inside the functions.
 
 Stream = Literal["rgb", "depth", "distance", "segmentation", "classes", "normals"]
 STREAMS: tuple[Stream, ...] = get_args(Stream)
@@ -156,6 +160,8 @@ def group_name(camera: str, stream: str) -> str:
 
 def look_at(pos: Vector, target: Vector) -> tuple[float, float, float, float]:
     """Return the orientation of a camera at `pos` that looks at `target`, with the world's z axis up in the image."""
+    import mujoco
+
     backward = np.subtract(pos, target)
     backward /= np.linalg.norm(backward)
     right = np.cross((0.0, 0.0, 1.0), backward)
@@ -169,8 +175,10 @@ def look_at(pos: Vector, target: Vector) -> tuple[float, float, float, float]:
     return w, x, y, z
 
 
-def add_cameras(spec: mujoco.MjSpec, cameras: Mapping[str, Camera]) -> None:
+def add_cameras(spec: "mujoco.MjSpec", cameras: Mapping[str, Camera]) -> None:
     """Add cameras to a model before it is compiled, or change the pose and field of view of those it has."""
+    import mujoco
+
     for name, camera in cameras.items():
         found = spec.camera(name)
         if found is None:

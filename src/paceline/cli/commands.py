@@ -1,8 +1,10 @@
 """The commands `paceline tasks`, `play`, `export` and `doctor`."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +15,7 @@ from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
+from paceline.cli.viewer_options import ViewerOptions, without_viewer_options
 from paceline.errors import UserError
 from paceline.process import interrupts
 from paceline.run.config import EnvCount, option
@@ -49,6 +52,8 @@ def tasks(argv: list[str], console: Console) -> int:
     console.print(
         "\nThe numbers are the defaults of --num-envs.\n"
         "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5.\n"
+        "playground:NAME is an env of MuJoCo Playground, for example playground:WalkerWalk.\n"
+        "mjlab:NAME is any task of mjlab, in an environment in which mjlab is installed.\n"
         "\n`paceline train` also accepts these names of Isaac Lab and mjlab, and prints what differs:"
     )
     for name in registry.names():
@@ -71,8 +76,8 @@ class PolicyArguments:
 
 
 @dataclass(frozen=True)
-class PlayArguments(PolicyArguments):
-    """Record a video of a trained policy in one env. No display is needed."""
+class PlayArguments(PolicyArguments, ViewerOptions):
+    """Record a video of a trained policy in one env, or show it in a browser. No display is needed."""
 
     video: Annotated[Path | None, option("FILE")] = None
     """Output file with the extension .mp4. The default is videos/iteration_N.mp4 in the run's directory."""
@@ -92,10 +97,13 @@ class PlayArguments(PolicyArguments):
 
 def play(argv: list[str], console: Console) -> int:
     arguments = parse_options(PlayArguments, argv, "play")
+    check(arguments, "--")
+    interrupts.raise_keyboard_interrupt()
+    if arguments.viewer:
+        return _view(arguments, console)
     from paceline.view.play import record
 
-    interrupts.raise_keyboard_interrupt()
-    recording = record(**vars(arguments))
+    recording = record(**without_viewer_options(arguments))
     console.print(
         f"{escape(str(recording.file))}: {recording.seconds:.1f} s, {recording.num_ended} episodes ended, "
         f"mean reward {recording.mean_reward:.3f} per step"
@@ -103,6 +111,27 @@ def play(argv: list[str], console: Console) -> int:
     for number, episode in enumerate(recording.episodes, 1):
         for line in episode.lines(number):
             console.print(escape(line))
+    return 0
+
+
+def _view(arguments: PlayArguments, console: Console) -> int:
+    if arguments.video:
+        raise UserError(f"--video {arguments.video} with --viewer: the viewer records no video; leave one of them out")
+    from paceline.view.viewer_server import choose_address
+
+    address = choose_address(arguments.viewer_host, arguments.viewer_port)
+    # This imports viser.
+    from paceline.view.viewer import view
+
+    view(
+        run=arguments.run,
+        address=address,
+        num_envs=arguments.viewer_envs,
+        seed=arguments.seed,
+        task=arguments.task,
+        activation=arguments.activation,
+        announce=partial(console.print, markup=False),
+    )
     return 0
 
 
@@ -114,6 +143,9 @@ class ExportArguments(PolicyArguments):
     """Format of the file. onnx needs the packages onnx and onnxscript."""
     output: Annotated[Path | None, option("FILE")] = None
     """Output file. The default is policy.onnx or policy.pt in the run's directory."""
+    check: Annotated[bool, FlagCreatePairsOff] = False
+    """Compare actions and controls of the file with those of the run in 1000 env steps.
+    The exit code is 1 if they differ by more than 1e-5. For onnx it needs the package onnxruntime."""
 
 
 def export(argv: list[str], console: Console) -> int:
@@ -121,8 +153,19 @@ def export(argv: list[str], console: Console) -> int:
     from paceline.export import export
 
     interrupts.raise_keyboard_interrupt()
-    console.print(escape(str(export(**vars(arguments)))))
-    return 0
+    options = {name: value for name, value in vars(arguments).items() if name != "check"}
+    file = export(**options)
+    console.print(escape(str(file)))
+    if not arguments.check:
+        return 0
+    from paceline.export_check import check_export
+
+    checked = check_export(file, arguments.run, arguments.task, arguments.activation)
+    if checked.passed:
+        console.print(str(checked))
+        return 0
+    print(f"paceline: {file} does not act as the policy of {arguments.run}: {checked}", file=sys.stderr)
+    return 1
 
 
 @dataclass(frozen=True)

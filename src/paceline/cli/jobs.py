@@ -8,7 +8,7 @@ from rich.console import Console
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
-from paceline.launch.engines import engine
+from paceline.launch.engines import load_engine
 from paceline.launch.job_record import JobRecord, find_job
 from paceline.launch.profile import read_profile
 from paceline.process import interrupts
@@ -56,21 +56,21 @@ class TensorboardArguments(_JobArguments):
 
 def status(argv: list[str], console: Console) -> int:
     job = parse_options(StatusArguments, argv, "status").find()
-    return engine(job.engine).status(job, console)
+    return load_engine(job.engine).status(job, console)
 
 
 def logs(argv: list[str], console: Console) -> int:
     arguments = parse_options(LogsArguments, argv, "logs")
     job = arguments.find()
     interrupts.exit_at_once()
-    return engine(job.engine).logs(job, arguments.task, arguments.follow)
+    return load_engine(job.engine).logs(job, arguments.task, arguments.follow)
 
 
 def cancel(argv: list[str], console: Console) -> int:
     job = parse_options(CancelArguments, argv, "cancel").find()
-    return engine(job.engine).cancel(job)
+    return load_engine(job.engine).cancel(job)
 
 
 def tensorboard(argv: list[str], console: Console) -> int:
     job = parse_options(TensorboardArguments, argv, "tensorboard").find()
-    return engine(job.engine).tensorboard(job)
+    return load_engine(job.engine).tensorboard(job)

@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
 from paceline.errors import UserError, unknown
-from paceline.launch.engines import ENGINES, engine
+from paceline.launch.engines import ENGINES, load_engine
 from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.profile import read_profile
 from paceline.launch.workflow import read_workflow
@@ -50,8 +50,8 @@ class LaunchArguments:
     """Run tasks also if they request more CPUs, GPUs, memory or disk space than this machine or a host
     has."""
     copy: Annotated[str | None, option("NAME")] = None
-    """Copy a workflow file of Paceline to the current directory and start nothing. The files are train_cameras.yaml,
-    train_one_node.yaml, train_policy.yaml and train_then_export.yaml."""
+    """Copy a workflow file of Paceline to the current directory and start nothing. The files are scaling.yaml,
+    train_cameras.yaml, train_one_node.yaml, train_policy.yaml, train_then_evaluate.yaml and train_then_export.yaml."""
 
 
 def launch(argv: list[str], console: Console) -> int:
@@ -63,7 +63,7 @@ def launch(argv: list[str], console: Console) -> int:
         raise UserError(
             f"no workflow file given: use paceline launch FILE, or --copy with one of {', '.join(sorted(_shipped()))}"
         )
-    chosen = engine(arguments.on)
+    chosen = load_engine(arguments.on)
     profile = read_profile(arguments.profile)
     file = read_workflow(arguments.file, arguments.set, arguments.set_string)
     if file.unresolved and not arguments.dry_run and arguments.on != "osmo":

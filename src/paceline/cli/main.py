@@ -9,6 +9,7 @@ from rich.console import Console
 from paceline import __version__
 from paceline.errors import UserError, unknown
 from paceline.process import streams
+from paceline.process.stage import stage
 
 # The module of each command, which has a function COMMAND(argv, console) -> exit code.
 _COMMANDS = {
@@ -18,11 +19,15 @@ _COMMANDS = {
     "logs": "jobs",
     "cancel": "jobs",
     "tensorboard": "jobs",
+    "scale": "scale",
     "tasks": "commands",
     "eval": "evaluate",
+    "report": "report",
     "play": "commands",
     "export": "commands",
     "doctor": "commands",
+    "check": "check",
+    "new-task": "new_task",
 }
 
 OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJoCo environments.
@@ -30,11 +35,15 @@ OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJo
   paceline train TASK     Train a policy, or continue a run with --resume RUN.
   paceline launch FILE    Run a workflow file: training on several nodes, or several tasks.
   paceline status JOB     Show a job of paceline launch; logs, cancel and tensorboard are similar.
+  paceline scale          Compare training on several numbers of ranks.
   paceline tasks          List the tasks.
   paceline eval RUN       Evaluate a trained policy over many episodes.
-  paceline play RUN       Record a video of a trained policy.
+  paceline report RUN...  Compare runs: a page with learning curves, speed and scaling.
+  paceline play RUN       Record a video of a trained policy, or show it in a browser.
   paceline export RUN     Export a trained policy as ONNX or TorchScript.
   paceline doctor         Check this machine before training.
+  paceline new-task NAME  Write a package with a task, to start your own from.
+  paceline check TASK     Check a task or an env against its contract.
 
 `paceline COMMAND --help` lists the options of a command.
 To start, run `paceline train cartpole`.
@@ -73,5 +82,9 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if argv[0] not in _COMMANDS:
         raise unknown("command", argv[0], _COMMANDS)
-    module = import_module(f"paceline.cli.{_COMMANDS[argv[0]]}")
-    return getattr(module, argv[0])(argv[1:], Console(highlight=False, soft_wrap=True))
+    console = Console(highlight=False, soft_wrap=True)
+    module = f"paceline.cli.{_COMMANDS[argv[0]]}"
+    if argv[0] == "train" and os.environ.get("RANK", "0") == "0":
+        with stage(console, "Loading PyTorch and MuJoCo"):
+            import_module(module)
+    return getattr(import_module(module), argv[0].replace("-", "_"))(argv[1:], console)

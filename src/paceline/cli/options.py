@@ -2,27 +2,20 @@
 
 import dataclasses
 import difflib
-import io
 import re
-from contextlib import redirect_stderr
-from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
+from itertools import takewhile
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro import _errors
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.errors import UserError
+from paceline.validation import shown
 
 T = TypeVar("T")
-
-# Error messages of tyro as regular expressions, and the texts that replace them.
-_MESSAGES = {
-    r"Error parsing (\S+): invalid literal for int\(\) with base 10: '(.*)'": r"\1 \2 must be an integer",
-    r"Error parsing (\S+): could not convert string to float: '(.*)'": r"\1 \2 must be a number",
-    r"Error parsing (\S+): no type matching \{None\}\|INT .* from \['(.*)'\]\.": r"\1 \2 must be an integer",
-    r"Missing value for argument '(\S+)'\. Expected 1 values\.": r"\1 needs a value",
-    r"Missing value for argument '(\S+)'\. Expected (\d+) values\.": r"\1 needs \2 values",
-    r"Missing from paceline \w+: (\S+) (.*)\. \(required\)": r"\1 is missing: \2",
-}
+_MOST_VALUES = 20
+"""Maximum number of values of an option that an error shows."""
 
 
 def parse_options(kind: type[T], argv: list[str], command: str) -> T:
@@ -36,18 +29,46 @@ def parse_options(kind: type[T], argv: list[str], command: str) -> T:
 def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: bool = False) -> tuple[T, list[str]]:
     """Return an instance of the dataclass `kind` and the arguments that are not options of it. Without `add_help`,
     --help is one of them."""
-    # tyro has no public interface for errors. It prints them to stderr in a box and exits with 2.
-    printed = io.StringIO()
-    try:
-        with redirect_stderr(printed):
-            return tyro.cli(kind, args=argv, prog=f"paceline {command}", return_unknown_args=True, add_help=add_help)  # pyright: ignore[reportReturnType]
-    except SystemExit as end:
-        if not end.code:
-            raise
-        message = _first_paragraph(printed.getvalue())
-        for pattern, text in _MESSAGES.items():
-            message = re.sub(f"^{pattern}$", text, message)
-        raise UserError(message) from None
+
+    def refuse(event: _errors.ParseErrorEvent) -> None:
+        raise UserError(_explain(event, argv))
+
+    with _errors.on_parse_error(refuse):
+        return tyro.cli(kind, args=argv, prog=f"paceline {command}", return_unknown_args=True, add_help=add_help)  # pyright: ignore[reportReturnType]
+
+
+def _explain(event: Any, argv: list[str]) -> str:
+    """Return what is wrong with the arguments."""
+    if isinstance(event, _errors.MissingArgs):
+        argument = event.missing_arguments[0].arg
+        name = argument.lowered.metavar if argument.is_positional() else argument.display_name()
+        return f"{name} is missing: `{event.prog} --help` describes it"
+    name = event.argument.display_name()
+    if isinstance(event, _errors.InvalidChoice):
+        return f"{name} {event.value}: choose from {', '.join(event.choices)}"
+    count = event.argument.lowered.nargs
+    if isinstance(event, _errors.BadValue):
+        return f"{name} needs {'a value' if count == 1 else f'{count} values'}"
+    kind = "numbers" if float in _leaf_types(event.argument.field.type_stripped) else "integers"
+    allowed = {1: {"numbers": "a number", "integers": "an integer"}[kind], "*": kind}.get(count, f"{count} {kind}")
+    values = [shown(value) for value in _values_of(name, argv)[:_MOST_VALUES]]
+    return f"{' '.join([name, *values])} must be {allowed}"
+
+
+def _leaf_types(hint: Any) -> set[Any]:
+    """Return the types in a nested type such as tuple[int, ...] | None."""
+    parts = get_args(hint)
+    return set[Any]().union(*map(_leaf_types, parts)) if parts else {hint}
+
+
+def _values_of(name: str, argv: list[str]) -> list[str]:
+    """Return the values that follow the last use of an option."""
+    spelled = [argument.partition("=")[0].replace("_", "-") for argument in argv]
+    place = max(index for index, each in enumerate(spelled) if each == name)
+    given = argv[place].partition("=")[2]
+    if given:
+        return [given]
+    return list(takewhile(lambda value: not re.match("--[a-z]", value), argv[place + 1 :]))
 
 
 def _unexpected(argument: str, names: list[str], command: str) -> UserError:
@@ -58,13 +79,6 @@ def _unexpected(argument: str, names: list[str], command: str) -> UserError:
     name = argument.partition("=")[0].replace("_", "-")
     near = " or ".join(map(repr, difflib.get_close_matches(name, names)))
     return UserError(f"unknown option {name!r}: {f'did you mean {near}? ' if near else ''}{help_page}")
-
-
-def _first_paragraph(box: str) -> str:
-    """Return the first paragraph of a text in a box, without the title, as one line."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()[1:]]
-    end = lines.index("") if "" in lines else len(lines)
-    return " ".join(" ".join(lines[:end]).split())
 
 
 def option_names(kind: type, prefix: str = "--") -> list[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli.train_arguments import TrainCommand, parse
+from paceline.cli.viewer_options import ViewerOptions
 from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
 from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank, under_elastic_agent, under_launcher
@@ -25,7 +26,11 @@ from paceline.tasks import registry
 from paceline.train import RunCompletedError, TrainingFailedError
 from paceline.train import train as train_rank
 from paceline.training.build import resolve
+from paceline.training.callbacks import Callback
 from paceline.validation import check
+from paceline.view.training_videos import TrainingVideos, check_renderable
+from paceline.view.training_viewer import TrainingViewer
+from paceline.view.viewer_server import choose_address
 
 REPORT_SECONDS, MAIN_REPORT_SECONDS = 60.0, 10.0
 """Time limit for reporting refused input to the other ranks, s. The main rank has printed the error before that."""
@@ -51,6 +56,7 @@ def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
         )
     if arguments.mirror:
         check_url(arguments.mirror)
+    check_renderable(config)
     ranks = _num_ranks(command)
     launches = not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx")
     directory = _run_directory(command, bool(launches))
@@ -112,8 +118,9 @@ def _train(command: TrainCommand, directory: RunDir, resume_from: Path | None, c
     is_main = _this_rank().is_main
     for note in command.notes if is_main else ():
         console.print(escape(note))
+    callbacks = _callbacks(command) if is_main else ()
     try:
-        result = train_rank(command.config, directory, console, resume_from, command.arguments.mirror)
+        result = train_rank(command.config, directory, console, resume_from, command.arguments.mirror, callbacks)
     except RunCompletedError as done:
         if is_main:
             console.print(escape(str(done)))
@@ -129,6 +136,15 @@ def _train(command: TrainCommand, directory: RunDir, resume_from: Path | None, c
         return mirror_code
     # An elastic agent restarts workers that exit with another code than 0, and detects interruptions itself.
     return 0 if under_elastic_agent() else interrupts.EXIT_CODE
+
+
+def _callbacks(command: TrainCommand) -> tuple[Callback, ...]:
+    arguments: ViewerOptions = command.arguments
+    callbacks: list[Callback] = [TrainingVideos()] if command.config.video_every else []
+    if arguments.viewer:
+        address = choose_address(arguments.viewer_host, arguments.viewer_port)
+        callbacks.append(TrainingViewer(address, arguments.viewer_envs))
+    return tuple(callbacks)
 
 
 def _report_mirror(error: str | None) -> int:

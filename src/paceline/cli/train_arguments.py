@@ -14,6 +14,7 @@ from annotated_types import Ge
 from tyro.conf import FlagCreatePairsOff
 
 from paceline.cli.options import parse_known_options, parse_options
+from paceline.cli.viewer_options import ViewerOptions
 from paceline.device.gpus import choose_gpus
 from paceline.distributed.rank import under_launcher
 from paceline.errors import UserError, unknown
@@ -28,7 +29,7 @@ from paceline.tasks import registry
 from paceline.validation import Count, from_dict
 
 # Options without a value, after which the name of the task may follow.
-_SWITCHES = ("--headless", "--distributed", "--enable-cameras", "--enable_cameras")
+_SWITCHES = ("--headless", "--distributed", "--enable-cameras", "--enable_cameras", "--viewer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,10 @@ class Selection:
     learner: Annotated[str | None, option("NAME")] = None
     """Learning algorithm: ppo (native, the fastest), rsl_rl, rl_games, skrl or skrl_jax. Each has its own settings."""
     learner_config: Annotated[Path | None, option("FILE")] = None
-    """YAML configuration file of RSL-RL, RL-Games or skrl in the library's own format. Flags take precedence."""
+    """YAML configuration file of RSL-RL, RL-Games or skrl in the library's own format. Flags take precedence. Settings
+    that it omits have the defaults of the library, not those of the task."""
     ml_framework: Literal["torch", "jax"] = "torch"
-    """Framework of skrl, as in Isaac Lab. `--learner skrl --ml-framework jax` equals `--learner skrl_jax`."""
+    """Framework of skrl, as in Isaac Lab. `--ml-framework jax` equals `--learner skrl_jax`."""
     resume: Annotated[str | None, option("RUN|auto|URL")] = None
     """Run to continue: its directory, one of its checkpoint files, auto for the newest run under runs/, or the URL of
     its mirror, from which it is downloaded to --run-dir."""
@@ -51,7 +53,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainArguments(RunOptions, Selection):
+class TrainArguments(ViewerOptions, RunOptions, Selection):
     """Train a policy.
 
     With a TASK, this page also lists the options of the task and of the learner.
@@ -110,7 +112,7 @@ def parse(argv: list[str]) -> TrainCommand:
     """Parse the arguments that follow `paceline train`."""
     selection, rest = parse_known_options(Selection, argv, "train")
     task, rest = _take_task(selection.task, rest)
-    task, rest, notes = _replace_alias(task, rest)
+    task, rest, notes = replace_alias(task, rest)
     run = _open_run(selection, task)
     stored = run.config() if run else None
     if stored and task not in (None, stored.task):
@@ -135,6 +137,7 @@ def parse(argv: list[str]) -> TrainCommand:
     if file:
         native = _read_native(file, selection, rest, defaults)
         defaults = _Defaults(defaults.env, native.settings, defaults.run | native.run)
+        notes += tuple(f"{file}: {note}" for note in native.notes)
         notes += (f"{file}: Paceline itself sets {', '.join(native.ignored)}",) if native.ignored else ()
     arguments = _parse_rest(rest, selection, defaults)
     return TrainCommand(arguments, _config(arguments, stored), run, notes)
@@ -162,7 +165,7 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
     return named, rest
 
 
-def _replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[str], tuple[str, ...]]:
+def replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[str], tuple[str, ...]]:
     """Replace the name that a task has in another library. Return the name of the task, the arguments, and what to tell
     the user. Raise UserError if there is no such task."""
     if name is None:
@@ -176,10 +179,11 @@ def _replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[
 
 
 def _learner(selection: Selection, stored: TrainConfig | None) -> str:
-    learner = selection.learner or (stored.learner if stored else "ppo")
+    uses_jax = selection.ml_framework == "jax"
+    learner = selection.learner or (stored.learner if stored else "skrl_jax" if uses_jax else "ppo")
     if learner not in LEARNERS:
         raise unknown("learner", learner, LEARNERS)
-    if selection.ml_framework == "jax":
+    if uses_jax:
         if learner not in ("skrl", "skrl_jax"):
             raise UserError(f"--ml_framework jax with --learner {learner}: only skrl has JAX; use --learner skrl")
         learner = "skrl_jax"
@@ -239,6 +243,8 @@ def _config(arguments: Any, stored: TrainConfig | None) -> TrainConfig:
     values["num_envs"] = _num_envs(arguments, values["gpu_ids"])
     if stored and values["num_envs"] != stored.num_envs and arguments.total_envs == stored.total_envs:
         values["total_envs"] = None
+    if stored and values["sync"] != stored.sync and values["sync_every"] == stored.sync_every:
+        values["sync_every"] = None
     if arguments.worker_log_dir is None:
         values["worker_log_dir"] = arguments.torchrunx_log_dir
     return TrainConfig(**values)

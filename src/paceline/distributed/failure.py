@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -106,6 +106,9 @@ class Watch:
         self._clock = RunningClock(2.0 * _INTERVAL_SECONDS)
         self._last_contact = self._clock.read()
         self._thread: threading.Thread | None = None
+        # All keys that are read later exist from here on, so that one request reads many of them.
+        self._store.compare_set("failure", "", "")
+        self._store.set(f"beat/{rank.index}", "")
         self._store.set(f"location/{rank.index}", f"{rank.host} {os.getpid()} {machine_id()}")
 
     def start(self, on_failure: Callable[[Failure], None]) -> None:
@@ -126,6 +129,11 @@ class Watch:
         if self._thread:
             self._thread.join(2.0 * _INTERVAL_SECONDS)
         self._closed.set()
+
+    def count(self, name: str, amount: int = 1) -> int:
+        """Add to a number that all ranks share and return the sum. Unlike a collective, this waits for no other rank
+        and may be called in any thread."""
+        return self._use(self._store.add, f"count/{name}", amount)
 
     def report(self, own: Failure, echo: bool = False) -> Failure:
         """Report this rank's failure to all ranks and return the first reported failure. With `echo`, report only if no
@@ -152,14 +160,15 @@ class Watch:
 
     def _run(self) -> None:
         """Send heartbeats and check those of others until a failure is found or `stop` is called."""
-        for index in range(1, self._rank.world_size) if self._rank.is_main else (0,):
-            self._peers[index] = self._find(index)
+        self._find_peers()
         beats = 0
         while not self._stopped.wait(_INTERVAL_SECONDS):
             beats += 1
             try:
                 self._use(self._store.set, f"beat/{self._rank.index}", f"{beats} {self.exchanges}")
-                failure = self._reported() or self._overdue()
+                own_exchanges = self.exchanges
+                reported, *latest = self._read("failure", *(f"beat/{index}" for index in self._peers))
+                failure = _parse(reported) or self._overdue(latest, own_exchanges)
             except (RuntimeError, ValueError) as error:
                 failure = self._main_lost(f": {error}".splitlines()[0])
             if failure and not self._stopped.is_set():
@@ -174,21 +183,25 @@ class Watch:
             if silence > self._timeout:
                 self._exit(self._main_lost(f" for {silence:.0f} s (--timeout)"))
 
-    def _find(self, index: int) -> _Peer:
-        """Return the peer with this index. Two hosts may have the same name, so the machine ID is compared too."""
-        host, pid, machine = self._use(self._store.get, f"location/{index}").decode().split()
-        here, now = (host, machine) == (self._rank.host, machine_id()), self._clock.read()
-        return _Peer(host, int(pid) if here else 0, beat_at=now, waited_since=now)
+    def _find_peers(self) -> None:
+        """Find the ranks that this one checks. Two hosts may have the same name, so the machine ID is compared too."""
+        indices = range(1, self._rank.world_size) if self._rank.is_main else range(1)
+        locations = self._read(*(f"location/{index}" for index in indices))
+        now = self._clock.read()
+        for index, location in zip(indices, locations, strict=True):
+            host, pid, machine = location.split()
+            is_here = (host, machine) == (self._rank.host, machine_id())
+            self._peers[index] = _Peer(host, int(pid) if is_here else 0, beat_at=now, waited_since=now)
 
     def _main_lost(self, details: str) -> Failure:
         host = self._peers[0].host if 0 in self._peers else "an unknown host"
         return Failure(0, host, f"the main rank cannot be reached{details}")
 
-    def _overdue(self) -> Failure | None:
-        """Return the failure of a rank that sent no heartbeat, or kept the others waiting, for too long."""
-        for index, peer in self._peers.items():
-            own_exchanges = self.exchanges
-            beat, now = self._use(self._get, f"beat/{index}"), self._clock.read()
+    def _overdue(self, latest: Iterable[str], own_exchanges: int) -> Failure | None:
+        """Return the failure of a rank that sent no heartbeat, or kept the others waiting, for too long, given the
+        latest heartbeats and the number of this rank's collectives before they were read."""
+        now = self._clock.read()
+        for (index, peer), beat in zip(self._peers.items(), latest, strict=True):
             if beat == _SIGNED_OFF:
                 continue
             if beat != peer.beat:
@@ -225,8 +238,8 @@ class Watch:
         self._try(self._store.compare_set, "failure", "", json.dumps(asdict(failure)))
 
     def _reported(self) -> Failure | None:
-        text = (self._try if self._stopped.is_set() else self._use)(self._get, "failure")
-        return Failure(**json.loads(text)) if text else None
+        text = self._try(self._store.get, "failure")
+        return _parse(text.decode()) if text else None
 
     def _is_received(self) -> bool:
         """Return whether the others have read the failure; for others, whether the main rank has printed it."""
@@ -235,9 +248,9 @@ class Watch:
         readers = self._try(self._store.add, "readers", 0)
         return readers is None or readers >= self._rank.world_size - 1
 
-    def _get(self, key: str) -> str:
-        """Return an entry of the store; empty if it does not exist."""
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+    def _read(self, *keys: str) -> list[str]:
+        """Return entries of the store by one request. Wait until all of them exist."""
+        return [entry.decode() for entry in self._use(self._store.multi_get, keys)] if keys else []
 
     def _use(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """Call an operation of the store, in one thread at a time."""
@@ -252,3 +265,7 @@ class Watch:
         with suppress(RuntimeError, ValueError):
             return self._use(operation, *arguments)
         return None
+
+
+def _parse(report: str) -> Failure | None:
+    return Failure(**json.loads(report)) if report else None

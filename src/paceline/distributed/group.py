@@ -6,7 +6,8 @@ This is the only module that names gloo or nccl. Without a launcher there is one
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -50,6 +51,9 @@ class Group:
         """Backend of `sum_` for the tensors of this rank: none, gloo or nccl."""
         self.collectives = 0
         """Number of sums in which this process has taken part."""
+        self._summed_bytes = 0
+        self._sync_seconds = 0.0
+        self._reported = (0.0, 0, 0)
         if not self.is_distributed:
             return
         _choose_interface(*main_address())
@@ -58,7 +62,7 @@ class Group:
             self.watch = Watch(cast("Any", store).clone(), rank, timeout_seconds, late_seconds)
             if on_failure:
                 self.watch.start(on_failure)
-            self.backend = "nccl" if self._has_own_gpu(store) else "gloo"
+            self.backend = "nccl" if rank.device.type == "cuda" and _has_own_gpu(rank, store) else "gloo"
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self.backend == "nccl" else "gloo",
                 store=PrefixStore("group", store),
@@ -92,10 +96,29 @@ class Group:
         if not self.is_distributed:
             return lambda: None
         self.collectives += 1
+        self._summed_bytes += tensor.nbytes
         # nccl works in stream order; the host does not wait.
-        asynchronous = self.backend == "gloo"
-        work = self._exchange(lambda: dist.all_reduce(tensor, async_op=asynchronous))
-        return lambda: self._exchange(work.wait) if asynchronous else None
+        if self.backend == "nccl":
+            self._exchange(lambda: dist.all_reduce(tensor))
+            return lambda: None
+        work = self._timed(lambda: dist.all_reduce(tensor, async_op=True))
+        return lambda: self._timed(work.wait)
+
+    def _timed(self, collective: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = self._exchange(collective)
+        self._sync_seconds += time.perf_counter() - started
+        return result
+
+    def sync_usage(self) -> dict[str, float]:
+        """Return what sums over gloo have used since the last call: "seconds/sync", including the wait for slower
+        ranks, "sync/collectives" and "sync/bytes". Sums over nccl are part of CUDA graphs and are not measured."""
+        now = self._sync_seconds, self.collectives, self._summed_bytes
+        seconds, collectives, summed_bytes = (new - old for new, old in zip(now, self._reported, strict=True))
+        self._reported = now
+        if self.backend != "gloo":
+            return {"seconds/sync": 0.0}
+        return {"seconds/sync": seconds, "sync/collectives": collectives, "sync/bytes": summed_bytes}
 
     def all_gather(self, fact: Any) -> list[Any]:
         """Return the objects of all ranks, by rank, on all ranks."""
@@ -110,6 +133,28 @@ class Group:
         if self.is_distributed:
             self._exchange(lambda: dist.gather_object(fact, facts, group=self._gloo))
         return facts
+
+    def scatter(self, facts: Iterable[Any]) -> Any:
+        """Return one of the main rank's objects on each rank, by rank. The main rank sends them one after the other, so
+        that an iterator needs memory for one of them only. `facts` of other ranks is ignored."""
+        if not self.is_distributed:
+            (own,) = facts
+            return own
+        return self._exchange(lambda: self._send_each(facts) if self.rank.is_main else self._receive())
+
+    def _send_each(self, facts: Iterable[Any]) -> Any:
+        own = None
+        for index, fact in enumerate(facts):
+            if index == self.rank.index:
+                own = fact
+            else:
+                dist.send_object_list([fact], index, group=self._gloo, device=torch.device("cpu"))
+        return own
+
+    def _receive(self) -> Any:
+        facts = [None]
+        dist.recv_object_list(facts, 0, group=self._gloo, device=torch.device("cpu"))
+        return facts[0]
 
     def begin_all_gather(self, row: list[float]) -> Callable[[], Tensor]:
         """Start to gather a row of numbers from each rank. The returned function waits; it returns [rank, column]."""
@@ -145,12 +190,20 @@ class Group:
         except RuntimeError as error:
             raise PeerLostError(f"another rank was lost: {_first_line(error)}") from error
 
-    def _has_own_gpu(self, store: Store) -> bool:
-        """Return whether no two ranks share a GPU, which nccl requires."""
-        if self.rank.device.type != "cuda":
-            return False
-        store.set(f"gpu/{self.rank.index}", f"{self.rank.host} {gpu_uuid(self.rank.device)}")
-        return len({store.get(f"gpu/{index}") for index in range(self.size)}) == self.size
+
+def all_different(rank: Rank, store: Store, name: str, value: str) -> bool:
+    """Return on all ranks whether no two ranks have the same value."""
+    store.set(f"{name}/{rank.index}", value)
+    if rank.is_main:
+        # If each rank read all values, the number of requests would be the square of that of ranks.
+        values = store.multi_get([f"{name}/{index}" for index in range(rank.world_size)])
+        store.set(f"{name}/all_different", str(len(set(values)) == rank.world_size))
+    return store.get(f"{name}/all_different") == b"True"
+
+
+def _has_own_gpu(rank: Rank, store: Store) -> bool:
+    """Return whether no two ranks share a GPU, which nccl requires."""
+    return all_different(rank, store, "gpu", f"{rank.host} {gpu_uuid(rank.device)}")
 
 
 def report_refusal(rank: Rank, cause: str, seconds: float) -> Failure:

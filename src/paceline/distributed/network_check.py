@@ -2,13 +2,11 @@
 
 import socket
 import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,25 +16,31 @@ from torch.distributed.distributed_c10d import Store
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 
-_LARGE_BYTES = 4 * 2**20
-
 
 class AllReduceTiming(NamedTuple):
     """Result of `time_all_reduce` on one rank."""
 
     backend: str
     latency: float
-    """Median time to sum one number, seconds."""
-    bandwidth: float
-    """Bytes per second when 4 MiB are summed."""
+    """Mean time to sum one number, seconds."""
+    large_bytes: int
+    """Size of the large message."""
+    large_seconds: float
+    """Mean time to sum the large message."""
     correct: bool
     """True if all sums were correct."""
 
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the large message."""
+        return self.large_bytes / self.large_seconds
 
-def time_all_reduce(group: Group) -> AllReduceTiming:
-    """Sum numbers over all ranks and compare the sums with the expected values."""
+
+def time_all_reduce(group: Group, large_bytes: int = 4 * 2**20) -> AllReduceTiming:
+    """Time the sum of one number and of a message of `large_bytes` over all ranks, and compare the sums with the
+    expected values."""
     # The sums of small integers are exact. They vary over the tensor, so that a misplaced part is detected.
-    ramp = torch.arange(_LARGE_BYTES // 4, device=group.rank.device).remainder(7).float()
+    ramp = torch.arange(max(2, large_bytes // 4), device=group.rank.device).remainder(7).float()
     correct = True
 
     def seconds(numbers: Tensor) -> float:
@@ -49,10 +53,13 @@ def time_all_reduce(group: Group) -> AllReduceTiming:
         correct &= torch.equal(tensor, numbers * (group.size * (group.size + 1) // 2))
         return elapsed
 
-    # The first calls set up connections and are not counted.
-    latency = statistics.median([seconds(ramp[1:2]) for _ in range(23)][3:])
-    bandwidth = _LARGE_BYTES / statistics.median([seconds(ramp) for _ in range(6)][1:])
-    return AllReduceTiming(group.backend, latency, bandwidth, correct)
+    def mean_seconds(numbers: Tensor, calls: int) -> float:
+        # The first calls set up connections and are not counted. A mean, because training waits for the slow ones, too.
+        return statistics.fmean([seconds(numbers) for _ in range(3 + calls)][3:])
+
+    latency = mean_seconds(ramp[1:2], 40)
+    large_seconds = mean_seconds(ramp, 40 if ramp.nbytes < 2**20 else 10)
+    return AllReduceTiming(group.backend, latency, ramp.nbytes, large_seconds, correct)
 
 
 def connect(host: str, port: int, deadline: float) -> tuple[str, float]:
@@ -101,17 +108,3 @@ def missing_interfaces(variable: str, value: str, names: Sequence[str]) -> list[
     matches = str.__eq__ if value.startswith("=") else str.startswith
     found = value.startswith("^") or any(matches(name, interface) for name in names for interface in wanted)
     return [] if found else wanted
-
-
-def in_background(work: Callable[[], Any]) -> "Future[Any]":
-    """Run a function that may never return in a daemon thread. Return the future of its result."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="doctor").start()
-    return future

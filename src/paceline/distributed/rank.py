@@ -37,7 +37,7 @@ class Rank:
 
     @property
     def is_main(self) -> bool:
-        """True on one rank of all nodes, the only one that writes files."""
+        """True on one rank of all nodes, the only one that writes files other than logs and shards of checkpoints."""
         return self.index == 0
 
     @property

@@ -20,13 +20,14 @@ def concatenate(shards: Sequence[Any]) -> Any:
     return _map(lambda *parts: torch.cat(parts) if parts[0].dim() else parts[0], *shards)
 
 
-def shard(state: Any, envs: range) -> Any:
-    """Return the part of the state of all envs that belongs to `envs`."""
-    return _map(lambda tensor: tensor[envs.start : envs.stop] if tensor.dim() else tensor, state)
+def copy_to_host(state: Any) -> Any:
+    """Return a copy of a state, nested dicts of tensors and other values, with all tensors in the host's memory."""
+    return _map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, state)
 
 
-def to_cpu(state: Any) -> Any:
-    return _map(Tensor.cpu, state)
+def num_bytes(state: Any) -> int:
+    """Return the size of the tensors of a state."""
+    return sum(map(num_bytes, state.values())) if isinstance(state, dict) else state.nbytes
 
 
 def _map(function: Callable[..., Any], *states: Any) -> Any:

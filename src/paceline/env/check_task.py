@@ -5,7 +5,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import mujoco
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 
 from paceline.cameras.camera import Camera
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
+from paceline.env.policy_interface import ActionMapping, CommandRange, ObservationPart
 from paceline.env.randomization import Randomization
 from paceline.env.task import MAX_DECIMATION, EnvState, ResetState, Task, overrides
+from paceline.env.vec_env import action_spec
 from paceline.errors import UserError, unknown
 from paceline.validation import LARGEST_COUNT, LARGEST_NUMBER
 
@@ -62,6 +64,11 @@ def check_members(task: Task) -> None:
         value = getattr(task, name, None)
         if not isinstance(value, int) or not low <= value <= high:
             _refuse(task, f"{name!r} is {value!r}, but must be a whole number from {low} to {high}")
+    try:
+        # A task has the same members for its actions as an env.
+        action_spec(cast("Any", task))
+    except UserError as error:
+        _refuse(task, str(error))
     seconds, delay, fields = getattr(task, "episode_seconds", None), task.observation_delay, task.randomized_fields()
     if not isinstance(seconds, (int, float)) or not 0.0 < seconds <= LARGEST_NUMBER:
         _refuse(task, f"'episode_seconds' is {seconds!r}, but must be the time limit in seconds, above 0")
@@ -138,7 +145,9 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
         if not getattr(reset, name).isfinite().all():
             _refuse(task, f"{name} of {what} has numbers that are not finite")
     check.tensor("control(state)", task.control(state), actuator=model.nu)
-    check.observations("observe(state)", task.observe(state), required=not task.cameras())
+    groups = task.observe(state)
+    check.observations("observe(state)", groups, required=not task.cameras())
+    _check_interface(task, model, {name: obs.shape[1] for name, obs in groups.items() if obs.dim() == 2})
     terminated = check.tensor("terminated(state)", task.terminated(state), torch.bool)
     terms = check.tensors("reward(state, terminated)", task.reward(state, terminated))
     if not terms:
@@ -153,6 +162,50 @@ def check_results(task: Task, state: EnvState) -> tuple[tuple[str, ...], tuple[s
     check.tensor("push_velocity(state)", task.push_velocity(state), nv=model.nv)
     check.tensor("mocap_pos(state)", task.mocap_pos(state), nmocap=model.nmocap, n=3)
     return terms, metrics
+
+
+def _check_interface(task: Task, model: mujoco.MjModel, widths: dict[str, int]) -> None:
+    """Raise UserError if the description of the policy's inputs and outputs does not match the task. `widths` are
+    those of the observation groups."""
+    what = "observation_parts(model)"
+    for group, parts in _dict(task, what, task.observation_parts(model)).items():
+        if group not in widths:
+            _refuse(task, f"{what} has {group!r}, but observe(state) has only {_listed(widths) or 'nothing'}")
+        if not isinstance(parts, tuple) or not all(isinstance(part, ObservationPart) for part in parts):
+            _refuse(task, f"{what}[{group!r}] is {_described(parts)}, but must be a tuple of ObservationPart")
+        if sum(part.width for part in parts) != widths[group]:
+            sizes = " + ".join(f"{part.width} ({part.name})" for part in parts) or "0"
+            _refuse(task, f"{what}[{group!r}] has {sizes} columns, but observe(state) gives {widths[group]}")
+        names = [part.name for part in parts]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            _refuse(task, f"{what}[{group!r}] has two parts {repeated[0]!r}: give each its own name")
+        for part in parts:
+            _check_rows(task, f"part {part.name!r} of {what}", part, ("unit", "scale", "offset", "labels"), part.width)
+    mapping = task.action_mapping(model)
+    if mapping is not None:
+        if not isinstance(mapping, ActionMapping):
+            _refuse(task, f"action_mapping(model) is {_described(mapping)}, but must be an ActionMapping or None")
+        if task.action_choices:
+            _refuse(task, f"action_mapping(model) must be None: the actions are choices, {task.action_choices}")
+        if task.num_actions != model.nu:
+            _refuse(task, f"action_mapping(model) must be None: {task.num_actions} actions set {model.nu} controls")
+        _check_rows(task, "action_mapping(model)", mapping, ("scale", "offset"), model.nu)
+    for name, limits in _dict(task, "command_ranges()", task.command_ranges()).items():
+        if not isinstance(limits, CommandRange):
+            _refuse(task, f"command_ranges()[{name!r}] is {_described(limits)}, but must be a CommandRange")
+        _check_rows(task, f"command_ranges()[{name!r}]", limits, ("unit", "low", "high"), len(limits.labels))
+        widths = task.state_spec()
+        if limits.entry and widths.get(limits.entry) != len(limits.labels):
+            place = f"entry {limits.entry!r} of command_ranges()[{name!r}]"
+            _refuse(task, f"{place} must be an entry of state_spec() of width {len(limits.labels)}: it is {widths}")
+
+
+def _check_rows(task: Task, what: str, value: Any, fields: tuple[str, ...], width: int) -> None:
+    """Raise UserError if one of the fields is a tuple that does not have one element per column."""
+    for field in fields:
+        row = getattr(value, field)
+        if isinstance(row, tuple) and row and len(row) != width:
+            _refuse(task, f"{field} of {what} has {len(row)} elements, but must have one for each of {width} columns")
 
 
 class _Results:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.env.vec_env import Step, TensorSpec
+from paceline.env.vec_env import Step, TensorSpec, action_spec
 from paceline.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class GymnasiumEnv:
     """Adapter for all autoreset modes. The step that ends an episode returns its last observation as `final_obs` and
     the first observation of the next episode as `obs`.
 
-    Actions from -1 to 1 are scaled to the bounds of the action space and clipped. Dimensions without bounds are not
-    scaled.
+    Continuous actions from -1 to 1 are scaled to the bounds of the action space and clipped. Dimensions without bounds
+    are not scaled. Discrete actions are numbers from 0, to which the smallest action of the space is added.
     """
 
     capturable: bool = False
@@ -39,11 +39,13 @@ class GymnasiumEnv:
         _check_spaces(envs)
         self.envs, self._space, actions = envs, envs.single_observation_space, envs.single_action_space
         self.num_envs, self.first_env, self.device = envs.num_envs, first_env, torch.device(device)
-        self.num_actions = int(np.prod(actions.shape or (1,)))
+        self.num_actions, self.action_choices = int(np.prod(actions.shape or (1,))), _choices(actions)
         self.max_episode_steps = time_limit(envs.spec) or EPISODE_STEPS
-        fps = envs.metadata.get("render_fps")
-        self.step_seconds = 1.0 / fps if fps else CONTROL_SECONDS
-        self._low, self._high = (getattr(actions, name).ravel().astype(np.float64) for name in ("low", "high"))
+        self.step_seconds = _step_seconds(envs)
+        if self.action_choices:
+            self._start = np.ravel(getattr(actions, "start", 0))
+        else:
+            self._low, self._high = (getattr(actions, name).ravel().astype(np.float64) for name in ("low", "high"))
         self._seed, self._steps = seed, 0
         self.observation_spec = {"policy": TensorSpec((flatdim(self._space),))}
         # Columns as in `log_names`, for the running episodes.
@@ -55,7 +57,7 @@ class GymnasiumEnv:
         if not (known or self._same_step or self.num_envs == 1):
             # Fail now, not when the first episode ends, if the vector env ignores `reset_mask`.
             self.reset()
-            self.step(torch.zeros(self.num_envs, self.num_actions))
+            self.step(action_spec(self).zeros(self.num_envs, self.device))
             self._reset_some(self._latest, np.arange(self.num_envs) == 0)
             self._steps = 0
 
@@ -114,14 +116,19 @@ class GymnasiumEnv:
         self.envs.close()
 
     def scale_actions(self, actions: Tensor) -> np.ndarray:
-        """Return actions [env, action] scaled to the bounds, in the shape and dtype of the action space."""
+        """Return actions [env, action] in the shape and dtype of the action space; continuous ones are scaled to the
+        bounds."""
+        if self.action_choices:
+            return self._shaped(actions.cpu().numpy() + self._start)
         raw = actions.detach().cpu().numpy().astype(np.float64)
         bounded = np.isfinite(self._low) & np.isfinite(self._high)
         low, high = np.where(bounded, self._low, 0.0), np.where(bounded, self._high, 0.0)
         spanned = low + (raw.clip(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
         # Clipping removes rounding errors and applies one-sided bounds.
-        scaled = np.where(bounded, spanned, raw).clip(self._low, self._high)
-        return scaled.reshape(self.envs.action_space.shape or ()).astype(self.envs.action_space.dtype)
+        return self._shaped(np.where(bounded, spanned, raw).clip(self._low, self._high))
+
+    def _shaped(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(self.envs.action_space.shape or ()).astype(self.envs.action_space.dtype)
 
     def _reset_some(self, obs: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Reset the envs in `done` and return the observations of all envs, [env, n]. Otherwise Gymnasium would reset
@@ -160,6 +167,30 @@ def time_limit(spec: Any) -> int | None:
     return limit if limit and limit > 0 else None
 
 
+def _step_seconds(envs: "VectorEnv") -> float:
+    """Return the simulated time of a step, s: `dt` of the env, which envs of MuJoCo compute from the time step of their
+    model, else that of the frame rate of its videos, which may be rounded."""
+    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+    inner: Any = envs.unwrapped
+    seconds = getattr(inner, "dt", None)
+    if isinstance(inner, (SyncVectorEnv, AsyncVectorEnv)) and inner.call("has_wrapper_attr", "dt")[0]:
+        seconds = inner.call("dt")[0]
+    if isinstance(seconds, (float, np.floating)) and 0.0 < seconds < np.inf:
+        return float(seconds)
+    fps = envs.metadata.get("render_fps")
+    return 1.0 / fps if fps else CONTROL_SECONDS
+
+
+def _choices(actions: "Space") -> tuple[int, ...]:
+    """Return the number of choices of each column of discrete actions; empty for other actions."""
+    from gymnasium.spaces import Discrete, MultiDiscrete
+
+    if isinstance(actions, Discrete):
+        return (int(actions.n),)
+    return tuple(actions.nvec.ravel().tolist()) if isinstance(actions, MultiDiscrete) else ()
+
+
 def _rows(space: "Space", obs: Any) -> np.ndarray:
     """Return a copy of a batch of observations as float32 [env, n], in the order of Gymnasium's `flatten`."""
     from gymnasium.spaces import Dict
@@ -182,8 +213,8 @@ def _check_spaces(envs: "VectorEnv") -> None:
             f"{envs} has observations of {obs}, not a Box or a Dict of them: register it with the wrapper "
             "gymnasium.wrappers.FlattenObservation under another id"
         )
-    if not isinstance(action, Box) or not np.issubdtype(action.dtype, np.floating):
+    if not _choices(action) and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
         raise UserError(
-            f"{envs} has actions of {action}, but learners need continuous actions, a Box of floats: choose another "
-            "env, or register it with the wrapper gymnasium.wrappers.TransformAction under another id"
+            f"{envs} has actions of {action}, but learners need a Box of floats, Discrete or MultiDiscrete: choose "
+            "another env, or register it with the wrapper gymnasium.wrappers.TransformAction under another id"
         )

@@ -45,7 +45,7 @@ class RobotEnv:
     ):
         check_members(task)
         self.task, self.num_envs, self.num_actions, self.seed = task, num_envs, task.num_actions, seed
-        self.device, self.first_env = torch.device(device), first_env
+        self.device, self.first_env, self.action_choices = torch.device(device), first_env, task.action_choices
         self.capturable = self.device.type == "cuda"
         self._updates_state, self._resamples = overrides(task, "update_state"), overrides(task, "resample")
         model, cameras = task.model(), task.cameras()

@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from paceline.cameras.camera import Camera
+from paceline.env.policy_interface import ActionMapping, CommandRange, ObservationPart
 from paceline.env.randomization import Randomization
 from paceline.sim.simulation import Sim
 
@@ -119,6 +120,9 @@ class Task:
 
     # Optional. A hook that a task does not override costs nothing.
 
+    action_choices: tuple[int, ...] = ()
+    """Number of choices of each action, if the actions are discrete. `EnvState.action` then holds the indices of the
+    choices, from 0."""
     num_step_samples: int = 0
     """Number of uniform samples per env and control step that `update_state` and `resample` take."""
     observation_history: int = 1
@@ -176,6 +180,19 @@ class Task:
     def randomized_fields(self) -> tuple[Randomization, ...]:
         """Return the fields of the model that are sampled for each env."""
         return ()
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        """Return the parts of each row of `observe`, by observation group, in the order of their columns. Exported
+        policies contain them. Groups may be left out; `model` is that of the task."""
+        return {}
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping | None:
+        """Return what `control` computes, for exported policies; None if it cannot be expressed this way."""
+        return None
+
+    def command_ranges(self) -> dict[str, CommandRange]:
+        """Return the largest ranges of the commands and goals by name, for exported policies and the viewer."""
+        return {}
 
     def for_evaluation(self) -> Self:
         """Return the task without curriculum, at full difficulty. Trained policies are evaluated with it."""

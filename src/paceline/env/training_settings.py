@@ -20,10 +20,16 @@ class TrainingSettings:
     """Widths of the hidden layers of actor and critic, each from 1 to 8192."""
     activation: str = "elu"
     """Activation function of the hidden layers."""
+    rnn_type: str = "none"
+    """Recurrent network before the hidden layers of actor and critic, which gives the policy a memory."""
+    rnn_hidden_size: int = 256
+    """Width of the state of the recurrent network, from 1 to 8192."""
+    rnn_layers: int = 1
+    """Number of layers of the recurrent network, from 1 to 16."""
     learning_rate: float = 1e-3
     """Initial learning rate; above 0."""
     desired_kl: float = 0.01
-    """Target KL divergence per minibatch of the adaptive learning rate; 0 keeps the learning rate constant."""
+    """Target KL divergence per minibatch of the adaptive learning rate, at least 0; 0 keeps the rate constant."""
     discount: float = 0.99
     """Discount factor of future rewards, often called gamma; 0 to 1."""
     gae_lambda: float = 0.95
@@ -43,11 +49,11 @@ class TrainingSettings:
     normalize_observations: bool = True
     """Normalize observations by their running mean and standard deviation."""
     image_channels: tuple[int, ...] = (32, 64, 64)
-    """Output channels of each convolution of the image encoder."""
+    """Output channels of each convolution of the image encoder, each from 1 to 8192."""
     image_kernels: tuple[int, ...] = (8, 4, 3)
-    """Kernel size of each convolution in pixels; one per layer."""
+    """Kernel size of each convolution in pixels, from 1 to 8192; one per layer."""
     image_strides: tuple[int, ...] = (4, 2, 1)
-    """Stride of each convolution in pixels; one per layer."""
+    """Stride of each convolution in pixels, from 1 to 8192; one per layer."""
     image_features: int = 256
     """Number of features into which all images of an env are encoded; at least 1."""
     image_pooling: str = "flatten"

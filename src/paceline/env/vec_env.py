@@ -1,11 +1,17 @@
 """Interface between learners and envs."""
 
+import sys
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from paceline.errors import UserError
+
+if TYPE_CHECKING:
+    from paceline.env.robot_env import RobotEnv
 
 
 class TensorSpec(NamedTuple):
@@ -20,6 +26,24 @@ class TensorSpec(NamedTuple):
     """Number of classes of an image whose values are semantic classes; 0 for other images."""
     frames: int = 1
     """Number of successive images that are stacked along the channels, newest last."""
+
+
+class ActionSpec(NamedTuple):
+    """Actions of one env."""
+
+    width: int
+    """Number of columns of an action."""
+    choices: tuple[int, ...] = ()
+    """Number of choices of each column of a discrete action; empty for continuous actions."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of an actor: one mean for each column, or one logit for each choice of each column."""
+        return sum(self.choices) if self.choices else self.width
+
+    def zeros(self, num_envs: int, device: torch.device) -> Tensor:
+        """Return actions of zeros, [env, width]."""
+        return torch.zeros(num_envs, self.width, dtype=torch.int64 if self.choices else torch.float32, device=device)
 
 
 @dataclass(frozen=True)
@@ -43,7 +67,11 @@ class Step:
 
 
 class VecEnv(Protocol):
-    """Many envs, one row of each tensor per env. An env resets itself when its episode ends."""
+    """Many envs, one row of each tensor per env. An env resets itself when its episode ends.
+
+    An env with discrete actions has one more member, `action_choices: tuple[int, ...]`, the number of choices of each
+    column of an action. Without it, actions are continuous.
+    """
 
     num_envs: int
     """Number of envs on this rank."""
@@ -75,7 +103,8 @@ class VecEnv(Protocol):
         ...
 
     def step(self, actions: Tensor) -> Step:
-        """Apply actions, float32 [env, num_actions]."""
+        """Apply actions, [env, num_actions]: float32, or int64 from 0 to the number of choices - 1 if the env has
+        `action_choices`."""
         ...
 
     def prefetch_random(self, steps: int) -> None:
@@ -104,3 +133,22 @@ class RenderableEnv(VecEnv, Protocol):
     def render(self) -> np.ndarray:
         """Return an RGB image of env 0, uint8 [height, width, 3], of any size."""
         ...
+
+
+def as_robot_env(env: VecEnv) -> "RobotEnv | None":
+    """Return the env if it is a `RobotEnv`, otherwise None. This does not import MuJoCo, which envs of other simulators
+    do not need."""
+    module = sys.modules.get("paceline.env.robot_env")
+    return cast("RobotEnv", env) if module is not None and isinstance(env, module.RobotEnv) else None
+
+
+def action_spec(env: VecEnv) -> ActionSpec:
+    """Return the description of the actions of an env. Raise UserError if its members contradict each other."""
+    choices = getattr(env, "action_choices", ())
+    if not isinstance(choices, tuple) or not all(isinstance(count, int) and count > 0 for count in choices):
+        raise UserError(f"'action_choices' is {choices!r}, but must be a tuple of numbers of choices, each above 0")
+    if choices and len(choices) != env.num_actions:
+        raise UserError(
+            f"'action_choices' is {choices}, but must have {env.num_actions} entries, as 'num_actions' says"
+        )
+    return ActionSpec(env.num_actions, choices)

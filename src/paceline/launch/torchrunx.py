@@ -11,12 +11,15 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 from paceline.process import interrupts
+
+if TYPE_CHECKING:
+    from torchrunx import Launcher
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 # The launcher receives the output of ranks in a separate thread.
@@ -46,14 +49,28 @@ def launch(argv: list[str], ranks: int, hosts: tuple[str, ...]) -> None:
     ).set_logging_handlers(partial(_handlers, hosts[0], os.getpid()))
     interrupts.raise_keyboard_interrupt()
     try:
-        ended = launcher.run(_run_rank, argv)
-    except Exception as error:
-        raise RankFailedError(f"{type(error).__name__}: {error}") from error
+        codes = _exit_codes(launcher, argv)
     finally:
         interrupts.ignore()
         end_descendants(_STOP_SECONDS)
-    if worst := max(code for codes in ended.results.values() for code in codes):
+    if worst := max(codes):
         raise RankFailedError(f"ended with {worst}", worst)
+
+
+def _exit_codes(launcher: "Launcher", argv: list[str]) -> list[int]:
+    """Run the ranks and return their exit codes.
+
+    An exception is raised without the traceback of torchrunx, which would keep the connections to the agents open. The
+    agents wait for an answer of the launcher until their connections are closed."""
+    try:
+        ended = launcher.run(_run_rank, argv)
+    except KeyboardInterrupt:
+        stopped = KeyboardInterrupt()
+    except Exception as error:
+        stopped = RankFailedError(f"{type(error).__name__}: {error}")
+    else:
+        return [code for codes in ended.results.values() for code in codes]
+    raise stopped
 
 
 def _handlers(main_host: str, launcher: int) -> list[logging.Handler]:

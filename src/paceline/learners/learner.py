@@ -14,10 +14,14 @@ from torch.optim import Optimizer
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError, unknown
-from paceline.learners.networks import Policy
+from paceline.learners.networks import Policy, reset_state_
 from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite
 from paceline.learners.settings import Settings
 from paceline.validation import from_dict
+
+_POLICY_PARTS = {"networks", "normalizers"}
+_ENV_PREFIX = "learner/"
+"""First characters of the names of `Learner.env_parts` among the states of the envs."""
 
 
 class Learner(ABC):
@@ -27,6 +31,9 @@ class Learner(ABC):
     parts: dict[str, Any]
     """Parts of a checkpoint other than the iteration and the envs, as in `state_of`: "networks", "normalizers" and
     others."""
+    env_parts: dict[str, Tensor]
+    """Tensors [env, ...] of a learner, such as recurrent states, that a checkpoint stores with the states of the envs.
+    They are zero at the start of an episode."""
 
     collect: Callable[[], Any]
     """Collects a rollout."""
@@ -39,6 +46,7 @@ class Learner(ABC):
         """Number of iterations done."""
         self._group = group
         self._rollout_env = RolloutEnv(env, seed, group)
+        self.env_parts = {}
 
     def learn(self) -> dict[str, float]:
         """Run one iteration, which collects a rollout and updates the policy, and return its metrics.
@@ -67,16 +75,27 @@ class Learner(ABC):
     def state(self) -> dict[str, Any]:
         """Return the full state as nested dicts of tensors and numbers. "iteration" is the number of iterations done,
         and "envs" the state of this rank's envs, tensors [env, ...]. All other values are the same on all ranks."""
-        return {**state_of(self.parts), "iteration": self.iteration, "envs": self.env.state()}
+        envs = self.env.state() | {_ENV_PREFIX + name: part.clone() for name, part in self.env_parts.items()}
+        return {**state_of(self.parts), "iteration": self.iteration, "envs": envs}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state that `state` returned."""
         self._load_parts(state, self.parts)
-        self._rollout_env.load_state(state["envs"])
+        envs = state["envs"]
+        self._rollout_env.load_state({name: part for name, part in envs.items() if not name.startswith(_ENV_PREFIX)})
+        for name, part in self.env_parts.items():
+            part.copy_(envs[_ENV_PREFIX + name])
+            # An env that cannot restore its state has started a new episode.
+            reset_state_(part, self.env.state()["episode_step"] == 0)
+
+    def policy_state(self) -> dict[str, Any]:
+        """Return the part of `state` that `load_policy` uses."""
+        parts = {name: self.parts[name] for name in self.parts.keys() & _POLICY_PARTS}
+        return {**state_of(parts), "iteration": self.iteration}
 
     def load_policy(self, state: dict[str, Any]) -> None:
         """Load only the policy from a state that `state` returned, for any number of envs."""
-        self._load_parts(state, self.parts.keys() & {"networks", "normalizers"})
+        self._load_parts(state, self.parts.keys() & _POLICY_PARTS)
 
     def _load_parts(self, state: dict[str, Any], names: Iterable[str]) -> None:
         self.iteration = state["iteration"]
@@ -131,7 +150,7 @@ class LearnerKind:
     """An entry of the table of learners. Modules are imported when they are needed."""
 
     learner: str
-    """Class of the learner, as module:name relative to this package."""
+    """Class of the learner, or a function that creates it, as module:name relative to this package."""
     settings_class: str
     """Class of its settings, as module:name relative to this package."""
     packages: tuple[str, ...] = ()
@@ -143,9 +162,9 @@ class LearnerKind:
     def settings(self) -> type[Settings]:
         return _attribute(self.settings_class)
 
-    def make(self, env: VecEnv, settings: Settings, seed: int, group: Group) -> Learner:
-        """Create the learner with new weights."""
-        return _attribute(self.learner)(env, settings, seed, group)
+    def make(self, env: VecEnv, settings: Settings, seed: int, group: Group, **options: Any) -> Learner:
+        """Create the learner with new weights. `options` are arguments that only this learner has."""
+        return _attribute(self.learner)(env, settings, seed, group, **options)
 
     def check_installed(self) -> None:
         for package in self.packages:
@@ -163,7 +182,7 @@ def _attribute(place: str) -> Any:
 
 _SKRL = "skrl.settings:SkrlSettings"
 LEARNERS = {
-    "ppo": LearnerKind("ppo.ppo:Ppo", "ppo.settings:PpoSettings"),
+    "ppo": LearnerKind("ppo.recurrent:make_ppo", "ppo.settings:PpoSettings"),
     "rsl_rl": LearnerKind("rsl_rl.learner:RslRl", "rsl_rl.settings:RslRlSettings", ("rsl_rl",), "rsl-rl"),
     "rl_games": LearnerKind("rl_games.learner:RlGames", "rl_games.settings:RlGamesSettings", ("rl_games",), "rl-games"),
     "skrl": LearnerKind("skrl.torch_learner:SkrlTorch", _SKRL, ("skrl",), "skrl"),

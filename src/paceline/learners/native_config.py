@@ -1,100 +1,38 @@
 """Read the configuration files of RSL-RL, RL-Games and skrl.
 
-`native_keys.yaml` in the folder of a learner lists all keys that such a file may have. Its tags are the classes below:
-!setting, !run, !only and !ignored, followed by the first field of the class or by several fields in braces.
+A value that a file omits is the default of the library. `native_keys.py` describes the keys.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-import yaml
 
 from paceline.errors import UserError, unknown
 from paceline.learners.learner import LEARNERS
-from paceline.learners.settings import Settings
+from paceline.learners.native_keys import (
+    Group,
+    Ignored,
+    Keys,
+    Only,
+    RunOption,
+    Setting,
+    bare,
+    keys_by_path,
+    native_keys,
+    shown,
+    supported,
+)
+from paceline.learners.settings import IMAGE_SETTINGS, Settings, flag
 from paceline.validation import Count, PerIteration, check_value, parse_yaml, read_text
 
 # YAML reads 5e-4, without a decimal point, as a string.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Key that sets a setting of the learner. Several keys of one setting must agree."""
-
-    name: str = ""
-    """Name of the setting; by default that of the key."""
-    values: Mapping[Any, Any] | None = None
-    """Allowed values of the key, mapped to values of the setting; by default any value of its type."""
-    if_null: Any = None
-    """Value of the setting for null, or "unchanged"; by default null is an error."""
-    unless: str = ""
-    """Name of a key of the same group that takes precedence over this one."""
-
-
-@dataclass(frozen=True)
-class RunOption:
-    """Key that sets an option of the run. Null and values below `minimum`, such as -1, leave it unset."""
-
-    option: str
-    minimum: int = 1
-    unset: str | None = None
-    """Another value that leaves the option unset."""
-    in_steps: bool = False
-    """True if the key counts steps per env; the option counts iterations."""
-    setting: str = ""
-    """Setting of the learner that the key sets as well."""
-
-
-@dataclass(frozen=True)
-class Only:
-    """Key of which Paceline supports only these values, usually the default. Without values the key is an error."""
-
-    values: Sequence[Any]
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Ignored:
-    """Key without effect, because Paceline does this itself. It is listed at the start of a run."""
-
-    note: str = ""
-
-
-Key = Setting | RunOption | Only | Ignored
-Keys = Mapping[str, Any]
-"""Keys, and groups of keys as nested mappings, by name."""
-
-_KINDS: dict[str, Any] = {"setting": Setting, "run": RunOption, "only": Only, "ignored": Ignored}
-
-
-class _KeysLoader(yaml.SafeLoader):
-    """Loads native_keys.yaml."""
-
-    def construct_key(self, tag: str, node: yaml.Node) -> Key:
-        if isinstance(node, yaml.MappingNode):
-            fields: dict[Any, Any] = self.construct_mapping(node, deep=True)
-            return _KINDS[tag](**fields)
-        if isinstance(node, yaml.SequenceNode):
-            return _KINDS[tag](self.construct_sequence(node, deep=True))
-        return _KINDS[tag](node.value) if node.value else _KINDS[tag]()
-
-
-_KeysLoader.add_multi_constructor("!", _KeysLoader.construct_key)
-
-
-@cache
-def native_keys(learner: str) -> Keys:
-    """Return all keys of the configuration files of a learner's library; none for the native PPO."""
-    folder = LEARNERS[learner].learner.partition(".")[0]
-    file = files("paceline.learners") / folder / "native_keys.yaml"
-    return yaml.load(file.read_text(), _KeysLoader) if file.is_file() else {}
+# RL-Games gives the size of a minibatch over all envs; the setting is its size for one env.
+_TOTAL, _PER_ENV = "minibatch_size", "minibatch_size_per_env"
 
 
 @dataclass(frozen=True)
@@ -105,36 +43,83 @@ class Native:
     run: dict[str, int]
     """Options of the run that the file sets: max_iterations, seed, checkpoint_every."""
     ignored: tuple[str, ...]
-    """Paths of the keys that have no effect in Paceline."""
+    """Paths of the keys that have no effect in Paceline, with reasons."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the values: where they come from, and which of them were changed."""
+
+
+class _OtherAlgorithmError(UserError):
+    """The file configures another algorithm, so the rest of it does not matter."""
 
 
 def read(learner: str, file: Path, base: Settings, given: Mapping[str, Any], num_envs: int | None) -> Native:
-    """Read a file. Its values replace those of `base`, and the flags in `given` replace both.
+    """Read a file. The flags in `given` replace its values. Settings of the image encoder that the file does not have
+    are those of `base`.
 
     `num_envs` is the number of envs per rank, if it is known; minibatch_size of RL-Games depends on it.
     """
-    content = _load(file, learner)
+    kind, keys = type(base), native_keys(learner)
+    reader, content = _Reader(learner, get_type_hints(kind)), _load(file, learner)
     try:
-        found, run, ignored = _interpret(content, native_keys(learner), get_type_hints(type(base)))
-        size, where = found.pop("minibatch_size", (None, ""))
-        values = {name: value for name, (value, _) in found.items()} | dict(given)
-        if size is not None and "minibatch_size_per_env" not in given:
-            horizon = (vars(base) | values)["horizon_length"]
-            values["minibatch_size_per_env"] = _per_env(size, num_envs, horizon, where)
-    except UserError as error:
+        reader.read_group(content, keys)
+    except _OtherAlgorithmError as error:
         raise UserError(f"{file}: {error}") from None
-    settings = dataclasses.replace(base, **values)  # pyright: ignore[reportArgumentType]
+    found = {name: value for name, (value, _) in reader.settings.items()}
+    defaults = {name: getattr(base, name) for name in (*IMAGE_SETTINGS, *reader.replaced)} | dict(kind.library_defaults)
+    values = defaults | found | dict(given)
+    rounded = reader.fit_minibatches(values, base, given, num_envs)
+    # The first key of a setting that has several.
+    paths = {_name(key, path): path for path, key in reversed([*keys_by_path(keys)]) if isinstance(key, Setting)}
+    missing = [
+        f"{paths[name]} is missing, and {kind.library} has no default for it: add it, or give {flag(base, name)}"
+        for name in vars(base)
+        if name not in values.keys() | reader.present
+    ]
+    _raise_all(file, reader.problems + missing + reader.unknown)
+    settings = dataclasses.replace(base, **values)
     try:
         settings.check()
     except UserError as error:
         raise UserError(f"{file}, combined with the flags: {error}") from None
-    options = {key.option: max(1, count // settings.horizon) if key.in_steps else count for key, count in run.items()}
-    return Native(settings, options, tuple(ignored))
+    options = {
+        key.option: max(1, count // settings.horizon) if key.in_steps else count for key, count in reader.run.items()
+    }
+    known = found.keys() | given.keys() | reader.replaced
+    omitted = {name: kind.library_defaults[name] for name in kind.library_defaults if name in paths.keys() - known}
+    return Native(settings, options, tuple(reader.ignored), (*_sources(kind.library, omitted, given), *rounded))
+
+
+def _sources(library: str, omitted: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return sentences that name the settings that do not come from the file."""
+    defaults = [f"{name} {shown(value)}" for name, value in omitted.items() if value is not None and value != ""]
+    notes = (
+        [f"it omits these settings, which have the defaults of {library}: {', '.join(defaults)}"] if defaults else []
+    )
+    return notes + ([f"flags replace its {', '.join(given)}"] if given else [])
+
+
+def _name(key: Setting, path: str) -> str:
+    """Return the name of the setting of a key."""
+    return key.name or path.rpartition(".")[2]
+
+
+def _names(group: Group) -> set[str]:
+    """Return the names of the settings of a group."""
+    return {_name(key, path) for path, key in group.items() if isinstance(key, Setting)}
+
+
+def _raise_all(file: Path, problems: list[str]) -> None:
+    """Raise UserError with all problems of a file in one line, if there are any."""
+    if len(problems) > 1:
+        numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, start=1))
+        raise UserError(f"{file} has {len(problems)} values that cannot be used: {numbered}")
+    if problems:
+        raise UserError(f"{file}: {problems[0]}")
 
 
 def _load(file: Path, learner: str) -> dict[str, Any]:
     try:
-        content = parse_yaml(read_text(file), aliases=True)
+        content = parse_yaml(read_text(file), foreign=True)
     except OSError as error:
         raise UserError(f"cannot read --learner-config {file}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -153,64 +138,147 @@ def _load(file: Path, learner: str) -> dict[str, Any]:
     return content
 
 
-def _interpret(
-    content: dict[str, Any], keys: Keys, hints: dict[str, Any]
-) -> tuple[dict[str, tuple[Any, str]], dict[RunOption, int], list[str]]:
-    """Return the settings in a file, each with the path of its key; the options of the run; and the ignored keys.
-    `hints` are the types of the settings."""
-    settings: dict[str, tuple[Any, str]] = {}
-    run: dict[RunOption, int] = {}
-    ignored: list[str] = []
-    for path, key, value in _flatten(content, keys):
+class _Reader:
+    """Sorts the keys of a file by what they set. All problems are collected, in the order of the table of keys."""
+
+    def __init__(self, learner: str, hints: dict[str, Any]):
+        self._learner, self._hints = learner, hints
+        self.settings: dict[str, tuple[Any, str]] = {}
+        """Settings, each with the path of its key."""
+        self.replaced: set[str] = set()
+        """Settings that the file does not need, because others replace them or they have no effect."""
+        self.present: set[str] = set()
+        """Settings whose keys the file has, with valid values or not."""
+        self.run: dict[RunOption, int] = {}
+        self.ignored: list[str] = []
+        self.problems: list[str] = []
+        self.unknown: list[str] = []
+        """Problems with keys that do not exist."""
+
+    def read_group(self, content: dict[str, Any], keys: Keys, above: str = "") -> None:
+        for name, key in keys.items():
+            # Isaac Lab writes {} for a value that is missing.
+            if name in content and content[name] != {}:
+                try:
+                    self._read(f"{above}{name}", key, content[name], content, keys)
+                except _OtherAlgorithmError:
+                    raise
+                except UserError as error:
+                    self.problems.append(str(error))
+            elif isinstance(key, Group) and key.optional:
+                self.replaced |= _names(key)
+            elif isinstance(key, Setting) and self._has_no_effect(key.ignored_if, content, keys):
+                self.replaced.add(_name(key, name))
+        self.unknown += [f"{above}{name}: {unknown('key', str(name), keys)}" for name in content if name not in keys]
+
+    def _read(self, path: str, key: Any, value: Any, content: dict[str, Any], keys: Keys) -> None:
+        value = float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
         match key:
+            case Group() | Only() | Setting() if self._has_no_effect(key.ignored_if, content, keys):
+                others = " and ".join(f"{name} is {shown(content.get(name))}" for name in key.ignored_if)
+                self.ignored.append(f"{path} ({key.note if isinstance(key, Group) and key.note else others})")
+                self.replaced |= {_name(key, path)} if isinstance(key, Setting) else set()
+            case Group() if key.parts and not _is_plain(value, key):
+                self.replaced |= _names(key)
+                self._set(key.parts, shown(value), path)
+            case Group() if key.columns:
+                self._read_columns(path, key, value)
+            case Mapping():
+                self.read_group(_nested(value, path), key, f"{path}.")
             case Ignored():
-                ignored.append(f"{path} ({key.note})" if key.note else path)
+                self.ignored.append(f"{path} ({key.note})" if key.note else path)
             case Only():
-                if _bare(value) not in map(_bare, key.values):
-                    supported = " or ".join(map(_shown, key.values)) or "files without it"
+                if bare(value) not in map(bare, key.values):
                     remedy = f"; {key.remedy}" if key.remedy else ""
-                    raise UserError(f"{path} is {_shown(value)}: Paceline supports only {supported}{remedy}")
+                    error = _OtherAlgorithmError if key.algorithm else UserError
+                    raise error(f"{path} is {shown(value)}: Paceline supports only {supported(key)}{remedy}")
             case RunOption():
                 number = key.minimum - 1 if value in (None, key.unset) else _typed(value, int, path)
                 if number >= key.minimum:
-                    run[key] = number
-                    settings |= {key.setting: (number, path)} if key.setting else {}
+                    self.run[key] = number
+                    if key.setting:
+                        self._set(key.setting, number, path)
+            case Setting(unless=other) if _is_set(other, content, keys):
+                if key.values is not None:
+                    _setting(key, value, None, path)
+                self.ignored.append(path)
+            case Setting(learner=learner) if learner not in ("", self._learner):
+                self.ignored.append(f"{path} ({key.note})")
             case Setting(if_null="unchanged") if value is None:
                 pass
             case Setting():
-                name = key.name or path.rpartition(".")[2]
-                setting = _setting(key, value, hints.get(name, int), path)
-                first, first_path = settings.setdefault(name, (setting, path))
-                if setting != first:
-                    raise UserError(
-                        f"{path} is {_shown(setting)}, but {first_path} is {_shown(first)}: "
-                        "Paceline has one value for both"
-                    )
-    return settings, run, ignored
+                name = _name(key, path)
+                self.present.add(name)
+                self._set(name, _setting(key, value, self._hints.get(name, int), path), path)
+
+    def _set(self, name: str, setting: Any, path: str) -> None:
+        first, first_path = self.settings.setdefault(name, (setting, path))
+        if setting != first:
+            raise UserError(
+                f"{path} is {shown(setting)}, but {first_path} is {shown(first)}: Paceline has one value for both"
+            )
+
+    def fit_minibatches(
+        self, values: dict[str, Any], base: Settings, given: Mapping[str, Any], num_envs: int | None
+    ) -> list[str]:
+        """Replace the sizes of minibatches over all envs in `values` by sizes for one env. Return a note for each that
+        is rounded."""
+        notes = list[str]()
+        for total in [name for name in self.settings if name.endswith(_TOTAL)]:
+            size, path, name = values.pop(total), self.settings[total][1], total.replace(_TOTAL, _PER_ENV)
+            self.present.add(name)
+            if name not in given and base.horizon_field in values:
+                try:
+                    values[name], note = _per_env(size, num_envs, values[base.horizon_field], path, flag(base, name))
+                    notes += [note] if note else []
+                except UserError as error:
+                    self.problems.append(str(error))
+        return notes
+
+    def _read_columns(self, path: str, group: Group, rows: Any) -> None:
+        """Read a list of groups whose keys are the items of tuples, such as the layers of a network."""
+        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+            raise _wrong(path, rows, "a list of groups of keys")
+        columns = dict[str, list[Any]]()
+        for number, row in enumerate(rows):
+            one = _Reader(self._learner, dict.fromkeys(self._hints, int))
+            one.read_group(row, group, f"{path}[{number}].")
+            self.problems, self.unknown = self.problems + one.problems, self.unknown + one.unknown
+            for name, (value, _) in one.settings.items():
+                columns.setdefault(name, []).append(value)
+        for name, values in columns.items():
+            self._set(name, tuple(values), path)
+
+    def _has_no_effect(self, condition: Mapping[str, Any], content: dict[str, Any], keys: Keys) -> bool:
+        def value(name: str) -> Any:
+            key = keys[name]
+            applies = not isinstance(key, Setting) or key.learner in ("", self._learner)
+            return content.get(name) if applies and content.get(name) != {} else None
+
+        return bool(condition) and all(bare(value(name)) == bare(expected) for name, expected in condition.items())
 
 
-def _flatten(content: dict[str, Any], keys: Keys, above: str = "") -> Iterator[tuple[str, Key, Any]]:
-    """Yield the path, the kind and the value of each key. Raise UserError for an unknown key."""
-    for name, value in content.items():
-        path = f"{above}{name}"
-        if name not in keys:
-            raise UserError(f"{path}: {unknown('key', str(name), keys)}")
-        key = keys[name]
-        if isinstance(key, Mapping):
-            yield from _flatten(_nested(value, path), key, f"{path}.")
-        elif isinstance(key, Setting) and key.unless in content:
-            yield path, Ignored(), value
-        else:
-            yield path, key, float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
+def _is_set(name: str, content: dict[str, Any], keys: Keys) -> bool:
+    """Return whether a group has a key with an effect. Null may be the value of a setting."""
+    key = keys.get(name)
+    null_counts = isinstance(key, Setting) and key.if_null != "unchanged"
+    return content.get(name) not in (None, {}) or (null_counts and name in content)
+
+
+def _is_plain(value: Any, keys: Keys) -> bool:
+    """Return whether a network is one multi-layer perceptron that observes all of a group."""
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+        return not isinstance(value, list) or not value
+    part, layers = value[0], value[0].get("layers", [])
+    inputs = map(bare, keys["input"].values)
+    return bare(part.get("input", "OBSERVATIONS")) in inputs and all(type(each) is not dict for each in layers)
 
 
 def _nested(value: Any, path: str) -> dict[str, Any]:
     # Networks of skrl are lists of parts.
     parts = value if isinstance(value, list) else [value]
-    if len(parts) > 1:
-        raise UserError(f"{path} has {len(parts)} parts: Paceline's networks have one")
     group: Any = parts[0] if parts and parts[0] is not None else {}
-    if not isinstance(group, dict):
+    if len(parts) > 1 or not isinstance(group, dict):
         raise _wrong(path, value, "a group of keys")
     return group
 
@@ -222,13 +290,20 @@ def _setting(key: Setting, value: Any, hint: Any, path: str) -> Any:
     if key.values is None:
         return _typed(value, hint, path)
     for allowed, meaning in key.values.items():
-        if _bare(value) == _bare(allowed):
+        if bare(value) == bare(allowed):
             return meaning
-    raise _wrong(path, value, _one_of(key.values))
+    error = _wrong(path, value, _one_of(key.values) if key.values else "null")
+    raise _OtherAlgorithmError(str(error)) if key.algorithm else error
 
 
 def _typed(value: Any, hint: Any, path: str) -> Any:
     """Convert a value to the type of a setting, or raise UserError."""
+    if NoneType in get_args(hint):
+        return (
+            None
+            if value is None
+            else _typed(value, next(each for each in get_args(hint) if each is not NoneType), path)
+        )
     if get_origin(hint) is Literal:
         # skrl takes one name for all layers, or one for each layer.
         names = value if isinstance(value, list) else [value]
@@ -245,40 +320,26 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
 
 
 def _wrong(path: str, value: Any, expected: str) -> UserError:
-    return UserError(f"{path} is {_shown(value)}, but must be {expected}")
+    return UserError(f"{path} is {shown(value)}, but must be {expected}")
 
 
-def _per_env(minibatch_size: int, num_envs: int | None, horizon: int, where: str) -> int:
-    """Return the number of steps of each env in a minibatch of the given size."""
+def _per_env(size: int, num_envs: int | None, horizon: int, path: str, given_by: str) -> tuple[int, str]:
+    """Return the number of steps of each env in a minibatch of the given size. If the size does not fit the envs, it is
+    the nearest that does, and a note says so."""
     if num_envs is None:
-        raise UserError(
-            f"{where} {minibatch_size} with --total-envs: give --rl-games.minibatch-size-per-env, a divisor of "
-            f"horizon_length {horizon}"
-        )
+        raise UserError(f"{path} {size} with --total-envs: give {given_by}, a divisor of the horizon {horizon}")
     check_value("--num-envs", num_envs, Count)
-    check_value("--rl-games.horizon-length", horizon, PerIteration)
-    per_env, rest = divmod(minibatch_size, num_envs)
-    if rest or not per_env or horizon % per_env:
-        divisors = [steps for steps in range(1, horizon + 1) if horizon % steps == 0]
-        near = min(divisors, key=lambda steps: abs(steps * num_envs - minibatch_size))
-        raise UserError(
-            f"{where} {minibatch_size} does not fit {num_envs} envs per rank and horizon_length {horizon}: "
-            f"it must be {num_envs} times a divisor of {horizon}; give --rl-games.minibatch-size-per-env {near}, which "
-            f"makes it {near * num_envs}"
-        )
-    return per_env
-
-
-def _bare(value: Any) -> Any:
-    """Return the name of a class in lower case and without its module: the libraries ignore case."""
-    return re.split(r"[.:]", value)[-1].lower() if isinstance(value, str) else value
-
-
-def _shown(value: Any) -> str:
-    """Format a value as YAML in one line."""
-    plain = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+    check_value(path, size, Count)
+    check_value("the horizon", horizon, PerIteration)
+    divisors = [steps for steps in range(1, horizon + 1) if horizon % steps == 0]
+    near = min(divisors, key=lambda steps: abs(steps * num_envs - size))
+    if near * num_envs == size:
+        return near, ""
+    return near, (
+        f"{path} {size} is not {num_envs} envs times a divisor of the horizon {horizon}, so it is rounded to "
+        f"{near * num_envs} ({given_by} {near})"
+    )
 
 
 def _one_of(choices: Iterable[Any]) -> str:
-    return f"one of {', '.join(_shown(choice) for choice in choices)}"
+    return f"one of {', '.join(shown(choice) for choice in choices)}"

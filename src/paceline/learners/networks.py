@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.learners.recurrent import RecurrentNetwork
+
 INPLACE_ACTIVATIONS = {nn.ELU: functional.elu_, nn.ReLU: torch.relu_, nn.Tanh: torch.tanh_}
 """Functions that apply the activation of a module in place."""
 
@@ -88,10 +90,12 @@ class Encoder(nn.Module):
 
 
 class Policy(nn.Module):
-    """Deterministic policy over a dict of observation groups: the mean action, on the CPU and without gradients.
+    """Deterministic policy over a dict of observation groups: the mean action or the most likely choice, on the CPU and
+    without gradients.
 
     `network` computes actions from the features of `encoder`, if there is one, and the raw vectors of `vectors`, all
-    concatenated, so it includes any normalization.
+    concatenated, so it includes any normalization. The policy of a `RecurrentNetwork` has a state, which is zero at the
+    start of an episode; the state of other policies is empty.
     """
 
     def __init__(self, network: nn.Module, vectors: tuple[str, ...] = ("policy",), encoder: Encoder | None = None):
@@ -100,24 +104,80 @@ class Policy(nn.Module):
         self._vectors = vectors
         self.groups = (*vectors, *(encoder.groups if encoder else ()))
         """Observation groups that the policy uses."""
+        self.state_names = network.state_names if isinstance(network, RecurrentNetwork) else ()
+        """Names of the parts of the state: "h", and "c" of an LSTM. Without a state it is empty."""
+
+    def initial_state(self, batch: int, device: torch.device | None = None) -> Tensor:
+        """Return the state at the start of an episode, zeros [batch, part, layer, hidden]; [batch, 0] without a
+        state."""
+        return torch.zeros(batch, *(self.network.state_shape if self.state_names else (0,)), device=device)
+
+    def step(self, obs: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions [batch, actions] as `VecEnv.step` takes them, and the state for the next step. Groups that the
+        policy does not use may be present in `obs`."""
+        features = self.encoder(obs) if self.encoder else None
+        x = vector_input(obs, self._vectors, features)
+        return self.network.step(x, state) if self.state_names else (self.network(x), state)
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Return actions [batch, actions]. Groups that the policy does not use may be present in `obs`."""
-        features = self.encoder(obs) if self.encoder else None
-        return self.network(vector_input(obs, self._vectors, features))
+        """Return the actions in the first step of an episode. Without a state they are those of every step."""
+        first = obs[self.groups[0]]
+        return self.step(obs, self.initial_state(first.shape[0], first.device))[0]
+
+
+class PolicyRunner:
+    """Runs a policy in envs and keeps its state, which is updated in place."""
+
+    def __init__(self, policy: Policy, num_envs: int, device: torch.device | None = None):
+        self._policy = policy
+        self._state = policy.initial_state(num_envs, device)
+
+    def act(self, obs: dict[str, Tensor]) -> Tensor:
+        """Return actions [env, actions]."""
+        actions, state = self._policy.step(obs, self._state)
+        self._state.copy_(state)
+        return actions
+
+    def reset(self, done: Tensor) -> None:
+        """Reset the state of the envs whose episode has ended; `done` is bool [env]."""
+        reset_state_(self._state, done)
+
+
+def as_tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the outputs of a policy's TorchScript module: one tensor if it has no state, otherwise a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def reset_state_(state: Tensor, done: Tensor) -> None:
+    """Set the states [env, ...] of the envs in `done`, bool [env], to zero, in place."""
+    state.masked_fill_(done.view(-1, *[1] * (state.dim() - 1)), 0.0)
 
 
 def _frozen_copy(module: nn.Module | None) -> Any:
     return copy.deepcopy(module).cpu().eval().requires_grad_(False) if module is not None else None
 
 
-def fold_normalizer(network: nn.Sequential, mean: Tensor, std: Tensor) -> nn.Sequential:
-    """Return a copy of `network` that takes raw inputs: its first layer includes the normalization of the last inputs.
-    Other inputs, the features of images, come first."""
+def fold_normalizer(network: nn.Module, mean: Tensor, std: Tensor) -> Any:
+    """Return a copy of `network`, an MLP or a `RecurrentNetwork`, that takes raw inputs: its first layer includes the
+    normalization of the last inputs. Other inputs, the features of images, come first."""
     folded = copy.deepcopy(network).cpu().requires_grad_(False)
-    first = folded[0]
-    assert isinstance(first, nn.Linear)
-    weight = first.weight[:, first.in_features - len(mean) :]
+    weight, bias = _first_layer(folded)
+    weight = weight[:, weight.shape[1] - len(mean) :]
     weight.div_(std.cpu())
-    first.bias.sub_(weight @ mean.cpu())
+    bias.sub_(weight @ mean.cpu())
     return folded
+
+
+def with_layers(network: nn.Module, *layers: nn.Module) -> nn.Module:
+    """Return `network`, which may be a `RecurrentNetwork`, followed by layers."""
+    if isinstance(network, RecurrentNetwork):
+        return RecurrentNetwork(network.rnn, nn.Sequential(network.mlp, *layers), network.before)
+    return nn.Sequential(network, *layers)
+
+
+def _first_layer(network: nn.Module) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the layer that takes the input."""
+    names = ("weight_ih_l0", "bias_ih_l0") if isinstance(network, RecurrentNetwork) else ("weight", "bias")
+    first = network.rnn if isinstance(network, RecurrentNetwork) else next(iter(network.children()))
+    weight, bias = (first.get_parameter(name) for name in names)
+    return weight, bias

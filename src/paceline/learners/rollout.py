@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.distributed.group import Group
-from paceline.env.vec_env import Step, VecEnv
+from paceline.env.vec_env import Step, VecEnv, action_spec
 from paceline.errors import UserError
 from paceline.learners.encoders import TARGETS, images_of
 from paceline.tensors.graph import capture
@@ -33,12 +33,13 @@ class Clock:
         return [a.elapsed_time(b) / 1000.0 if self._cuda else b - a for a, b in pairwise(self._marks)]
 
 
-def vector_widths(env: VecEnv, learner: str, images: tuple[str, ...] = ()) -> dict[str, int]:
+def vector_widths(env: VecEnv, learner: str, images: tuple[str, ...] = (), any_name: bool = False) -> dict[str, int]:
     """Return the width of each observation group that networks observe, except `images`, which the learner encodes.
-    Raise UserError if the learner cannot use a group."""
+    Raise UserError if the learner cannot use a group. With `any_name` it uses other groups than "policy" and "critic"
+    too."""
     groups = {name: spec for name, spec in env.observation_spec.items() if name not in (*images, TARGETS)}
     for name, spec in groups.items():
-        if name not in ("policy", "critic") or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
+        if not (any_name or name in ("policy", "critic")) or len(spec.shape) != 1 or not spec.dtype.is_floating_point:
             raise UserError(
                 f"learner {learner} does not use the observation group {name!r} ({spec.dtype}, shape {spec.shape}): "
                 'its networks take vectors of floats, from the groups "policy" and "critic"'
@@ -66,7 +67,8 @@ class RolloutEnv:
         """Observations before the first step of the rollout."""
         self.steps: list[Step] = []
         """Steps of the rollout, without images."""
-        self._actions = torch.zeros(env.num_envs, env.num_actions, device=env.device)
+        self.actions = action_spec(env)
+        self._actions = self.actions.zeros(env.num_envs, env.device)
         self._graph = capture(lambda: self._step(self._actions), env.device, warp=True) if env.capturable else None
 
     @property
@@ -104,6 +106,7 @@ class RolloutEnv:
     @torch.no_grad()
     def step(self, actions: Tensor) -> Step:
         """Step the env. Return new tensors, because libraries keep some of them."""
+        actions = actions.to(self._actions.dtype)
         if self._graph is None:
             return self.step_captured(actions)
         self._actions.copy_(actions)

@@ -1,7 +1,7 @@
 """Settings of a learner, and their translation from the training settings of a task."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -9,6 +9,7 @@ from docstring_parser import parse_from_object
 
 from paceline import validation
 from paceline.env.training_settings import TrainingSettings
+from paceline.env.vec_env import ActionSpec
 from paceline.errors import UserError, unknown
 
 LEARNING_RATES = (1e-5, 1e-2)
@@ -47,6 +48,10 @@ class Settings:
     __dataclass_fields__: ClassVar[dict[str, Any]]
     flags: ClassVar[str]
     """Prefix of the flags: a field is --FLAGS.FIELD on the command line."""
+    library: ClassVar[str] = ""
+    """Name of the library, if it has configuration files."""
+    library_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Values of the settings that a configuration file of the library omits. A file must have the others."""
     horizon_field: ClassVar[str] = "horizon"
     """Name of the field that sets `horizon`."""
     minibatches_field: ClassVar[str] = "minibatches"
@@ -76,6 +81,11 @@ class Settings:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values = {name: field.metadata["translate"](training) for name, field in fields.items() if field.metadata}
         learner = cls.flags.replace("-", "_")
+        if training.rnn_type != "none" and "rnn_type" not in fields:
+            raise UserError(
+                f"the task trains a recurrent policy ({training.rnn_type}), which learner {learner} does not support: "
+                "use --learner ppo, rsl_rl or rl_games"
+            )
         for name, value in training.overrides.get(learner, {}).items():
             if name not in fields:
                 raise UserError(f"training.overrides[{learner!r}]: {unknown('setting', name, fields)}")
@@ -102,6 +112,18 @@ def check_samples(settings: Settings, num_envs: int) -> None:
             f"{more} {minibatches} is more than {samples} samples, which the smallest rank collects in an iteration "
             f"(envs x steps: {num_envs} x {settings.horizon}): use at most {samples}, or more envs (--num-envs, "
             f"--total-envs) or steps ({steps})"
+        )
+
+
+def check_action_space(settings: Settings, actions: ActionSpec) -> None:
+    """Raise UserError if the setting `action_space`, which a configuration file of a library states, is not that of the
+    env."""
+    wanted, found = getattr(settings, "action_space", "any"), "discrete" if actions.choices else "continuous"
+    if wanted not in ("any", found):
+        given = flag(settings, "action_space")
+        raise UserError(
+            f"{given} {wanted}, which a configuration file may have set: the actions of the task are {found}; choose "
+            f"another file or task, or give {given} any"
         )
 
 

@@ -1,10 +1,20 @@
-"""Save and load the full state of a run. Writing is atomic; loading executes no code."""
+"""Save and load the full state of a run. Writing is atomic; loading executes no code.
+
+A checkpoint is one file, or a file and a folder of shards with the states of the envs of each rank:
+
+    iteration_00000012.safetensors
+    iteration_00000012.envs/rank_0000.safetensors, rank_0001.safetensors, ...
+
+The shards are complete before the file exists. The folder sorts before the file, so that a copy in the order of names
+is complete too. `BEST` is a copy of the file and refers to the same shards.
+"""
 
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,62 +22,131 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from paceline.distributed.sharding import concatenate
 from paceline.errors import UserError, one_line
+from paceline.run.config import MOST_ENVS
 from paceline.run.directory import AUTO, write_atomically
 from paceline.validation import parse_json, shown
 
 _FORMAT, _VERSION = "paceline-checkpoint", 2
-_SUFFIX = ".safetensors"
+_SUFFIX, _SHARDS_SUFFIX, _SUPERSEDED = ".safetensors", ".envs", ".superseded"
 _NUMBERED = re.compile(r"iteration_\d{1,18}")
 # Separates the keys of nested dicts in the name of a tensor.
 _SEPARATOR = "|"
+_ENVS = f"learner{_SEPARATOR}envs{_SEPARATOR}"
 _DEEPEST = 20
 BEST = "best" + _SUFFIX
 
 
-def save(directory: Path, iteration: int, state: dict[str, Any], keep: int, best: bool) -> Path:
-    """Write a checkpoint and remove all but the newest `keep`. If it is the best so far, also write it as `BEST`."""
-    flat = dict(_flatten(state))
-    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
-    values = {name: value for name, value in flat.items() if name not in tensors}
-    header = {"format": _FORMAT, "version": str(_VERSION), "values": json.dumps(values)}
+def save(
+    directory: Path, iteration: int, state: dict[str, Any], keep: int, best: bool, shards: Sequence[int] = ()
+) -> Path:
+    """Write a checkpoint and remove all but the newest `keep`. If it is the best so far, also write it as `BEST`.
+
+    If the states of the envs are in shards, `shards` is the number of envs in each, and `state` is without them.
+    Raise OSError if a shard is missing.
+    """
+    if shards:
+        state = state | {"shards": {"iteration": iteration, "envs": list(shards)}}
+        for shard in _shard_files(directory, iteration, len(shards)):
+            os.stat(shard)
     file = directory / f"iteration_{iteration:08d}{_SUFFIX}"
-    content = safetensors.torch.save(tensors, header)
+    content = _serialize(state)
     write_atomically(file, content)
     if best:
         write_atomically(directory / BEST, content)
     for old in listing(directory)[:-keep]:
         old.unlink()
+    _remove_unused_shards(directory, iteration)
     return file
 
 
-def load(file: Path) -> dict[str, Any]:
+def save_shard(directory: Path, iteration: int, rank: int, envs: dict[str, Any]) -> None:
+    """Write the states of the envs of a rank. The checkpoint is complete when the main rank has called `save`."""
+    shard = _shard_files(directory, iteration, rank + 1)[rank]
+    shard.parent.mkdir(exist_ok=True)
+    write_atomically(shard, _serialize({"learner": {"envs": envs}}))
+
+
+def load(file: Path, with_envs: bool = True) -> dict[str, Any]:
     """Return the saved state on the CPU: nested dicts of tensors and plain values. An error names the cause and
     another checkpoint."""
+    state: dict[str, Any] = {}
+    with _opened(file, file) as content:
+        for name in content.keys():  # noqa: SIM118 (not a dict)
+            if not name.startswith(_ENVS):
+                _put(state, name, content.get_tensor(name))
+        for name, value in _values(content).items():
+            _put(state, name, value)
+    state.pop("shards", None)
+    if with_envs and (envs := load_envs(file)):
+        state["learner"]["envs"] = envs
+    return state
+
+
+def load_envs(file: Path, envs: range = range(MOST_ENVS)) -> dict[str, Any]:
+    """Return the saved states of some envs, by default of all. Only their part of the files is read."""
+    parts, first = [], 0
+    for part, count in _files_with_envs(file):
+        rows = slice(max(envs.start - first, 0), min(envs.stop - first, count))
+        if rows.start < rows.stop:
+            parts.append(_read_envs(file, part, rows))
+        first += count
+    with reading(file):
+        return concatenate(parts)
+
+
+def _read_envs(file: Path, part: Path, rows: slice) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    with _opened(file, part) as content:
+        for name in content.keys():  # noqa: SIM118 (not a dict)
+            if name.startswith(_ENVS):
+                tensor = content.get_slice(name)
+                _put(state, name.removeprefix(_ENVS), tensor[rows] if tensor.get_shape() else content.get_tensor(name))
+    return state
+
+
+def _files_with_envs(file: Path) -> list[tuple[Path, int]]:
+    """Return the files of a checkpoint that hold the states of its envs, and the number of envs in each."""
+    with _opened(file, file) as content:
+        values = _values(content)
+        iteration, counts = (values.get(f"shards{_SEPARATOR}{name}", ()) for name in ("iteration", "envs"))
+        if not counts:
+            return [(file, MOST_ENVS)]
+        for value in (iteration, *counts):
+            whole_number("a number of the shards", value)
+        return list(zip(_shard_files(file.parent, iteration, len(counts)), counts, strict=True))
+
+
+@contextmanager
+def _opened(file: Path, part: Path) -> Iterator[Any]:
+    """Open a part of a checkpoint, the file itself or a shard. An error inside the context names the part and another
+    checkpoint."""
+    which = "" if part == file else f"has a shard, {part}, that "
     try:
-        with safe_open(file, framework="pt") as content:
+        with safe_open(part, framework="pt") as content:
             header = content.metadata() or {}
             if header.get("format") != _FORMAT:
-                raise _broken(file, "is not a Paceline checkpoint")
+                raise _broken(file, f"{which}is not a Paceline checkpoint")
             version = header.get("version", "no number")
             if version != str(_VERSION):
                 raise UserError(
-                    f"checkpoint {file} has format version {shown(version)}, this Paceline reads {_VERSION}: "
+                    f"checkpoint {part} has format version {shown(version)}, this Paceline reads {_VERSION}: "
                     "continue the run with the version that wrote it, or start a new run"
                 )
-            state: dict[str, Any] = {}
-            for name in content.keys():  # noqa: SIM118 (not a dict)
-                _put(state, name, content.get_tensor(name))
-            for name, value in parse_json(header.get("values", "")).items():
-                _put(state, name, value)
-            return state
+            yield content
     except OSError as error:
-        raise _broken(file, f"cannot be read ({error.strerror or error})") from None
+        raise _broken(file, f"{which}cannot be read ({error.strerror or error})") from None
     except UserError:
         raise
     except Exception as error:
-        # For a damaged file safetensors, torch and the code above raise many types of errors.
-        raise _broken(file, f"is truncated or damaged ({one_line(error)})") from None
+        # For a damaged file safetensors, torch and the code of the caller raise many types of errors.
+        raise _broken(file, f"{which}is truncated or damaged ({one_line(error)})") from None
+
+
+def _values(content: Any) -> dict[str, Any]:
+    """Return the plain values of an open checkpoint by name."""
+    return parse_json((content.metadata() or {}).get("values", ""))
 
 
 @contextmanager
@@ -100,6 +179,12 @@ def is_numbered(file: PurePath) -> bool:
     return file.suffix == _SUFFIX and _NUMBERED.fullmatch(file.stem) is not None
 
 
+def is_shard(file: PurePath) -> bool:
+    """Return whether a file is in the folder of shards of a checkpoint."""
+    folder = file.parent
+    return file.suffix == _SUFFIX and folder.suffix == _SHARDS_SUFFIX and _NUMBERED.fullmatch(folder.stem) is not None
+
+
 def newest(directory: Path) -> Path:
     files = listing(directory)
     if not files:
@@ -115,19 +200,43 @@ def chosen(run: str, directory: Path) -> Path:
 def set_aside_later(directory: Path, iteration: int) -> None:
     """Rename the checkpoints after `iteration`, which a run resumed from there replaces, so that none of them is
     used as the newest or the best. Remove files that a killed process left incomplete."""
-    for half in directory.glob(".*.part"):
+    for half in (*directory.glob(".*.part"), *directory.glob(f"*{_SHARDS_SUFFIX}/.*.part")):
         half.unlink()
-    for later in listing(directory):
-        if _iteration(later) > iteration:
-            later.rename(later.with_suffix(".superseded"))
+    folders = _remove_unused_shards(directory)
     best = directory / BEST
+    later = [file for file in (*listing(directory), *folders) if _iteration(file) > iteration]
     if best.exists():
         try:
-            is_later = load(best)["learner"]["iteration"] > iteration
+            is_later = load(best, with_envs=False)["learner"]["iteration"] > iteration
         except (UserError, LookupError, TypeError):
             is_later = True  # a damaged file is of no use
-        if is_later:
-            best.rename(best.with_suffix(".superseded"))
+        later += [best] if is_later else []
+    for file in later:
+        aside = file.with_suffix(_SUPERSEDED if file.suffix == _SUFFIX else f"{_SHARDS_SUFFIX}{_SUPERSEDED}")
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        file.rename(aside)
+
+
+def _remove_unused_shards(directory: Path, last_iteration: int | None = None) -> list[Path]:
+    """Remove the shards to which no checkpoint refers, and return the remaining folders of shards. Ranks may be writing
+    shards of iterations after `last_iteration`, so these are kept."""
+    folders = [folder for folder in directory.glob(f"iteration_*{_SHARDS_SUFFIX}") if _NUMBERED.fullmatch(folder.stem)]
+    if not folders:
+        return []
+    used = set()
+    for file in (*listing(directory), directory / BEST):
+        with suppress(UserError):
+            used |= {part.parent for part, _ in _files_with_envs(file)}
+    for folder in folders:
+        if folder not in used and (last_iteration is None or _iteration(folder) < last_iteration):
+            shutil.rmtree(folder)
+    return [folder for folder in folders if folder.exists()]
+
+
+def _shard_files(directory: Path, iteration: int, ranks: int) -> list[Path]:
+    folder = directory / f"iteration_{iteration:08d}{_SHARDS_SUFFIX}"
+    return [folder / f"rank_{index:04d}{_SUFFIX}" for index in range(ranks)]
 
 
 def _iteration(file: Path) -> int:
@@ -139,6 +248,14 @@ def _broken(file: Path, why: str) -> UserError:
     others = [other for other in listing(file.parent) if file.name == BEST or other.name < file.name]
     offer = f"use the {which}, {others[-1]}" if others else "no earlier one is left in its run"
     return UserError(f"checkpoint {file} {why}: {offer}")
+
+
+def _serialize(state: dict[str, Any]) -> bytes:
+    flat = dict(_flatten(state))
+    tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    values = {name: value for name, value in flat.items() if name not in tensors}
+    header = {"format": _FORMAT, "version": str(_VERSION), "values": json.dumps(values)}
+    return safetensors.torch.save(tensors, header)
 
 
 def _flatten(state: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

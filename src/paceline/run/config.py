@@ -1,7 +1,7 @@
 """Configuration of a run. It is frozen: run.yaml holds what ran."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from annotated_types import Ge, Gt, Interval, Le
@@ -12,7 +12,7 @@ from paceline.errors import UserError, one_line, unknown
 from paceline.validation import Count, check, from_dict, parse_yaml
 
 MOST_ENVS = 2**24
-LOGGERS = ("tensorboard", "none")
+LOGGERS = ("tensorboard", "wandb", "mlflow", "none")
 EnvCount = Annotated[int, Ge(1), Le(MOST_ENVS)]
 
 
@@ -51,17 +51,27 @@ class RunOptions:
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
     engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
     """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Leave it out for gymnasium:ID."""
-    logger: Annotated[str, option("{tensorboard,none}")] = "tensorboard"
-    """Logger of the training metrics: tensorboard or none."""
+    logger: Annotated[tuple[str, ...], option("{tensorboard,wandb,mlflow,none}")] = ("tensorboard",)
+    """Loggers of the training metrics: one or more of tensorboard, wandb and mlflow, or none. The file metrics.jsonl is
+    always written."""
     image_every: Annotated[int, Ge(0), option("K")] = 50
     """Number of iterations between two pictures of up to 16 envs that the logger shows; at least 0.
     The pictures show what the cameras see, beginning with the first iteration. With 0 there are none."""
+    video_every: Annotated[int, Ge(0), option("N")] = 0
+    """Number of iterations between two videos of the policy in one env, 5 s each, in RUN/videos and in the loggers; at
+    least 0. With 0 there are none. Another process records them. Training is the same with and without them."""
     eval_every: Annotated[int, Ge(0), option("N")] = 0
     """Number of iterations between two evaluations of the policy without exploration noise, as by `paceline eval`; at
     least 0. With 0 there are none. Training is the same with and without them."""
     eval_episodes: Annotated[int, Ge(2), Le(MOST_ENVS), option("N")] = 128
     """Number of episodes of an evaluation, from 2 to 2^24, rounded up to a multiple of the number of ranks. All of
     them run at once, beside the envs of the training."""
+    sync: Literal["every-minibatch", "every-iteration", "periodic"] = "every-minibatch"
+    """Time at which the ranks of --learner ppo synchronize: every-minibatch averages the gradient of each minibatch, so
+    any number of ranks computes the same run. For slow links, every-iteration and periodic instead update each rank
+    with its own samples and average the parameters after every iteration, or after --sync-every iterations."""
+    sync_every: Annotated[Count | None, option("K")] = None
+    """Number of iterations between two syncs of --sync periodic, at least 1. Each checkpoint also synchronizes."""
     checkpoint_every: Annotated[Count, option("N")] = 50
     """Number of iterations between two checkpoints, at least 1."""
     keep_checkpoints: Annotated[Count, option("K")] = 3
@@ -94,9 +104,16 @@ class TrainConfig(RunOptions):
     def check(self) -> None:
         """Raise UserError for an invalid value. The options of the task and the settings of the learner are
         checked where these are known."""
-        if self.logger not in LOGGERS:
-            raise unknown("logger", self.logger, LOGGERS)
+        for name in self.logger:
+            if name not in LOGGERS:
+                raise unknown("logger", name, LOGGERS)
+        if "none" in self.logger and len(self.logger) > 1:
+            raise UserError(f"--logger {' '.join(self.logger)}: none means no logger, so give it alone")
         check(self, "--")
+        if self.sync == "periodic" and self.sync_every is None:
+            raise UserError("--sync periodic needs --sync-every K, the number of iterations between two syncs")
+        if self.sync != "periodic" and self.sync_every is not None:
+            raise UserError(f"--sync-every {self.sync_every} with --sync {self.sync}: it needs --sync periodic")
         self.to_yaml()
 
     def by_name(self) -> dict[str, Any]:
@@ -123,4 +140,7 @@ class TrainConfig(RunOptions):
         # Every run.yaml of version 0.1 has this key, and no later one.
         if "timeout_seconds" in values:
             raise UserError(f"{source} was written by Paceline 0.1: use that version, or train the task again")
+        # Earlier versions had one logger.
+        if isinstance(values.get("logger"), str):
+            values["logger"] = [values["logger"]]
         return from_dict(cls, values, source)

@@ -1,4 +1,4 @@
-"""Directory of a run: run.yaml, result.json, checkpoints/, tensorboard/, videos/."""
+"""Directory of a run: run.yaml, result.json, metrics.jsonl, checkpoints/, tensorboard/, videos/."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ _LOGS = {"error.log", "workers", "result.json", "checkpoints"}
 
 
 class RunDir:
-    """Directory of a run. Only the main rank writes to it.
+    """Directory of a run. Only the main rank writes to it; other ranks write their logs and shards of checkpoints.
 
     `given` is whether the user named the directory. If not, the run may use another name.
     """
@@ -36,6 +36,7 @@ class RunDir:
         self.config_file = path / "run.yaml"
         self.result_file = path / "result.json"
         self.checkpoints = path / "checkpoints"
+        self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.videos = path / "videos"
         self.evaluations = path / "eval"

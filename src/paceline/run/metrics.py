@@ -1,19 +1,17 @@
-"""Metrics of a run: means over episodes, TensorBoard and the console."""
+"""Metrics of a run: means over episodes and the console."""
 
 import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from paceline.validation import shown
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 # Minimum number of latest episodes that a mean covers, so that it is not noisy.
 EPISODES = 100
@@ -53,47 +51,43 @@ class EpisodeMeans:
         self._sums = deque(sums for sums in state["sums"] if sums.keys() == {"episodes", *names})
 
 
-def open_tensorboard(directory: Path, first_iteration: int) -> "SummaryWriter":
-    """Open an event file for one session. After a resume, TensorBoard hides the values that an earlier session wrote
-    after the checkpoint."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    # TensorBoard reads files in the order of their names, which begin with the time in seconds. The clock may have been
-    # set back since: files that would not sort before the new one are renamed.
-    prefix, now = "events.out.tfevents.", int(time.time())
-    later = [file for file in sorted(directory.glob(f"{prefix}*")) if file.name >= f"{prefix}{now:010d}"]
-    for index, file in enumerate(later):
-        file.rename(file.with_name(f"{prefix}{now - 1:010d}.~{index:04d}.{file.name.removeprefix(prefix)}"))
-    return SummaryWriter(str(directory), purge_step=first_iteration)
-
-
 class ConsoleProgress:
-    """A progress bar on a terminal; a line every few seconds elsewhere."""
+    """A progress bar on a terminal, with `below` under it; a line every few seconds elsewhere."""
 
-    def __init__(self, console: Console, first_iteration: int, iterations: int, max_episode_steps: int):
+    def __init__(
+        self,
+        console: Console,
+        first_iteration: int,
+        iterations: int,
+        max_episode_steps: int,
+        below: RenderableType | None = None,
+    ):
         self._console, self._iterations, self._episode_steps = console, iterations, max_episode_steps
         self._started, self._first, self._printed = time.monotonic(), first_iteration, -PLAIN_SECONDS
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            count, bar, left = MofNCompleteColumn(), BarColumn(bar_width=10), TimeRemainingColumn(compact=True)
-            self._bar = Progress("iteration", count, bar, "{task.description}", left, "left", console=console)
-            self._line = self._bar.add_task("first iteration", total=iterations, completed=first_iteration)
+        columns = [MofNCompleteColumn(), BarColumn(bar_width=10), TextColumn("{task.description}")]
+        if console.width < 74 + 2 * len(str(iterations)):
+            del columns[1]  # the numbers need its room
+        left = _TimeLeftColumn(compact=True, table_column=Column(no_wrap=True))
+        self._bar = Progress("iteration", *columns, left)
+        self._line = self._bar.add_task("first iteration", total=iterations, completed=first_iteration)
+        shown = (self._bar, below) if below else (self._bar,)
+        self._live = Live(Group(*shown), console=console) if console.is_terminal else None
 
     def __enter__(self) -> "ConsoleProgress":
-        if self._bar:
-            self._bar.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
 
     def show(self, iteration: int, steps_per_second: float, means: dict[str, float]) -> None:
         reward, length = means.get("return"), means.get("length")
         text = f"{_short(steps_per_second)} steps/s"
         if reward is not None and length is not None:
             text += f"  return {reward:.1f}  length {length:.0f}/{self._episode_steps}"
-        if self._bar:
+        if self._live:
             self._bar.update(self._line, completed=iteration, description=text)
             return
         now = time.monotonic() - self._started
@@ -101,6 +95,17 @@ class ConsoleProgress:
             self._printed = now
             left = now / (iteration - self._first) * (self._iterations - iteration)
             self._console.print(f"iteration {iteration}/{self._iterations}  {text}  {left:.0f} s left", soft_wrap=True)
+
+
+class _TimeLeftColumn(TimeRemainingColumn):
+    """The time left, or the time since the start while the first iteration, which compiles, is not complete."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        if task.time_remaining is None and not task.finished:
+            return Text(f"{task.elapsed or 0.0:.0f} s")
+        return super().render(task).append(" left")
 
 
 def _short(number: float) -> str:

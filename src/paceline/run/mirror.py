@@ -31,7 +31,7 @@ class Mirror:
     """Copy of a run directory at a URL, which a thread of the main rank updates while the run is trained.
 
     Checkpoints are uploaded as soon as they are complete and deleted after they were deleted locally. `SHA256SUMS`
-    lists the complete ones. All other files are uploaded every 30 s if they have changed.
+    lists the files of the complete ones. All other files are uploaded every 30 s if they have changed.
     """
 
     def __init__(self, url: str, warn: Callable[[str], object]):
@@ -98,10 +98,9 @@ class Mirror:
     def _update(self, with_logs: bool) -> None:
         """Upload files that have changed. A failure is repeated in the next update."""
         try:
-            for file, name in _files(self._run.path):
-                is_numbered = _is_checkpoint(name)
-                if is_numbered or with_logs:
-                    self._upload(file, name, is_numbered)
+            for file, name in _files(self._run):
+                if _is_checkpoint(name) or with_logs:
+                    self._upload(file, name)
             self._delete_old()
         except (StorageError, OSError) as error:
             if self._error is None:
@@ -110,7 +109,7 @@ class Mirror:
         else:
             self._error = None
 
-    def _upload(self, file: Path, name: str, is_numbered: bool) -> None:
+    def _upload(self, file: Path, name: str) -> None:
         try:
             found = file.stat()
         except FileNotFoundError:
@@ -122,13 +121,15 @@ class Mirror:
         if checksum is None:
             return
         self._uploaded[name] = version
-        if is_numbered:
+        if _is_checkpoint(name):
             self._sums[name] = checksum
-            self._write_sums()
+            if checkpoint.is_numbered(file):
+                self._write_sums()
 
     def _delete_old(self) -> None:
         old = [name for name in self._sums if not (self._run.path / name).exists()]
-        for name in old:
+        # Files before their shards.
+        for name in sorted(old, reverse=True):
             self._folder.delete(name)
             del self._sums[name]
         if old:
@@ -212,17 +213,22 @@ def _read_sums(folder: Folder) -> dict[str, str] | None:
     return {_CHECKPOINTS + name: checksum for checksum, _, name in lines}
 
 
-def _files(path: Path) -> list[tuple[Path, str]]:
+def _files(run: RunDir) -> list[tuple[Path, str]]:
     """Return the files to mirror and their names: the configuration, the checkpoints from the oldest to the newest, all
-    others and the result."""
-    found = [(file, file.relative_to(path).as_posix()) for file in path.rglob("*") if file.is_file()]
-    names = [(file, name) for file, name in found if not file.name.startswith(".") and file.suffix != ".superseded"]
+    others and the result. The shards of a checkpoint come before its file."""
+    # Listed first, so that the shards of all of them are found.
+    complete = checkpoint.listing(run.checkpoints)
+    found = [file for file in run.path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    found = [file for file in found if ".superseded" not in (file.suffix, file.parent.suffix)]
+    found = [file for file in found if file in complete or not checkpoint.is_numbered(file)]
+    names = [(file, file.relative_to(run.path).as_posix()) for file in found]
     first = {_RUN_ID: 0, _CONFIG: 1, _RESULT: 4}
     return sorted(names, key=lambda item: (first.get(item[1], 2 if _is_checkpoint(item[1]) else 3), item[1]))
 
 
 def _is_checkpoint(name: str) -> bool:
-    return name.startswith(_CHECKPOINTS) and checkpoint.is_numbered(PurePosixPath(name))
+    file = PurePosixPath(name)
+    return name.startswith(_CHECKPOINTS) and (checkpoint.is_numbered(file) or checkpoint.is_shard(file))
 
 
 def _local_name(url: str) -> str:

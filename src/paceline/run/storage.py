@@ -227,11 +227,11 @@ def upload(source: Path, url: str, regex: str = "") -> None:
 
 
 def matching_files(source: Path, regex: str) -> list[tuple[Path, str]]:
-    """Return a file, or the files of a directory, with the relative paths whose beginning matches the regular
+    """Return a file, or the complete files of a directory, with the relative paths whose beginning matches the regular
     expression."""
     files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     names = [(file, file.name if file == source else file.relative_to(source).as_posix()) for file in files]
-    return [(file, name) for file, name in names if re.match(regex, name)]
+    return [(file, name) for file, name in names if re.match(regex, name) and not _PART.search(name)]
 
 
 def download(url: str, target: Path, regex: str = "") -> None:

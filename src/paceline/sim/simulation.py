@@ -172,7 +172,13 @@ def make_sim(
 ) -> Sim:
     """Return the envs on one engine; the other engine is not imported. `threads` is for the C engine."""
     if choose_engine(engine, device) == "mujoco":
-        from paceline.sim.mujoco_sim import MujocoSim
+        try:
+            from paceline.sim.mujoco_sim import MujocoSim
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"engine 'mujoco' needs MuJoCo 4, but {mujoco.__version__} is installed, without {error.name}: pip "
+                "install 'mujoco>=4,<5', in another environment if a package such as mjlab needs the older one"
+            ) from None
 
         return MujocoSim(model, num_envs, per_env_fields, threads)
     try:

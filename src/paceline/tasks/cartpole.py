@@ -7,6 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from paceline.env.policy_interface import ActionMapping, ObservationPart, joint_names
 from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.scene import load
@@ -60,6 +61,14 @@ class Cartpole(Task):
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         return {"policy": torch.cat((state.qpos, state.qvel), dim=1)}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        joints = joint_names(model)
+        pos = ObservationPart("joint_pos", 2, ("m", "rad"), labels=joints, description="Zero for an upright pole.")
+        return {"policy": (pos, ObservationPart("joint_vel", 2, ("m/s", "rad/s"), labels=joints))}
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping:
+        return ActionMapping(scale=(1.0,), offset=(0.0,), clip=(-1.0, 1.0))
 
     def terminated(self, state: EnvState) -> Tensor:
         cart_pos, pole_angle = state.qpos.abs().unbind(1)

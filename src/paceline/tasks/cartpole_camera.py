@@ -6,6 +6,7 @@ import mujoco
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, add_cameras, look_at
+from paceline.env.policy_interface import ObservationPart
 from paceline.env.task import EnvState
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.scene import load
@@ -36,6 +37,9 @@ class CartpoleCamera(Cartpole):
         return {"front": self.camera}
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
+        return {}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
         return {}
 
 

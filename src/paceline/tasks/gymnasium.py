@@ -1,9 +1,11 @@
-"""Gymnasium environments with continuous actions, as the task `gymnasium:ID`."""
+"""Gymnasium environments as the task `gymnasium:ID`."""
 
 import difflib
 import multiprocessing
 import os
 import signal
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,7 +96,7 @@ def _make(name: str, options: Gymnasium, num_envs: int, render_mode: str | None 
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} registers no vector environment; use sync or async")
     try:
-        with _starting_processes():
+        with _starting_processes(), _warning_once():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
         if mode == "async":
             # At exit Python sends SIGTERM to these processes, which ignore it, and waits for them. They end when their
@@ -107,7 +109,18 @@ def _make(name: str, options: Gymnasium, num_envs: int, render_mode: str | None 
     except Exception as error:
         # Environments raise their own errors for their arguments.
         given = f" with {' '.join(options.options)}" if options.options else ""
-        raise UserError(f"Gymnasium cannot make {name}{given}: {type(error).__name__}: {one_line(error)}") from error
+        raise UserError(f"Gymnasium cannot make {name}{given}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return type, message and cause of an exception in one line. Without a message, the line of code that raised it is
+    named."""
+    text, places = one_line(error), traceback.extract_tb(error.__traceback__)
+    if not str(error) and places:
+        file, line, function, code = places[-1]
+        text = f"{code}, line {line} of {os.path.basename(file)}, in {function}"
+    reason, cause = f"{type(error).__name__}: {text}", error.__cause__
+    return f"{reason}; caused by {_reason(cause)}" if cause else reason
 
 
 def _spec(name: str) -> Any:
@@ -120,20 +133,20 @@ def _spec(name: str) -> Any:
         if module:
             import_module(module)
         return gymnasium.spec(known)
-    except gymnasium.error.Error:
+    except gymnasium.error.Error as error:
         near = difflib.get_close_matches(known, gymnasium.registry, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(
             f"Gymnasium has no environment {known!r}: {hint}gymnasium.pprint_registry() lists them; "
-            "for another package use gymnasium:MODULE:ID, where importing MODULE registers the environment"
+            "for another package use gymnasium:MODULE:ID, where importing MODULE registers the environment "
+            f"({_reason(error)})"
         ) from None
     except (Exception, SystemExit) as error:
         # Modules raise their own errors, and some end the process.
         missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
         hint = "; install it, or add its directory to PYTHONPATH: the current directory is not searched"
         raise UserError(
-            f"gymnasium:{name}: the module {module} cannot be imported: {type(error).__name__}: {one_line(error)}"
-            f"{hint if missing else ''}"
+            f"gymnasium:{name}: the module {module} cannot be imported: {_reason(error)}{hint if missing else ''}"
         ) from error
 
 
@@ -147,6 +160,22 @@ def _process_arguments(spec: Any) -> dict[str, Any]:
     modules = ["gymnasium", run_worker.__module__, place.split(":")[0]]
     multiprocessing.set_forkserver_preload([module for module in modules if module])
     return {"context": "forkserver", "worker": run_worker}
+
+
+@contextmanager
+def _warning_once() -> Iterator[None]:
+    """Show each warning of a line of code once, not for every env: its text may differ between envs, and Python forgets
+    what it has shown when code of an env changes the filters."""
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    finally:
+        places: dict[Any, warnings.WarningMessage] = {}
+        for each in caught:
+            places.setdefault((each.category, each.filename, each.lineno), each)
+        for each in places.values():
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 @contextmanager

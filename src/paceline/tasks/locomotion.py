@@ -7,6 +7,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from paceline.env.policy_interface import XYZ, ActionMapping, ObservationPart, joint_names
 from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.gymnasium_robots import scene
@@ -116,6 +117,29 @@ class LocomotionTask(Task):
             state.action,
         )
         return {"policy": torch.cat(parts, dim=1)}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        (low, high), joints = model.jnt_range[1:].T, joint_names(model)
+        scale, center = tuple((2.0 / (high - low)).tolist()), tuple((0.5 * (low + high)).tolist())
+        spin = "Angular velocity in the frame of the torso."
+        target = "Angle from the yaw to the direction of the target, positive to the left."
+        policy = (
+            ObservationPart("torso_height", 1, "m"),
+            ObservationPart("torso_lin_vel", 3, "m/s", labels=XYZ, description="Velocity in the frame of the torso."),
+            ObservationPart("torso_ang_vel", 3, "rad/s", self.ang_vel_scale, labels=XYZ, description=spin),
+            ObservationPart("yaw", 1, "rad"),
+            ObservationPart("roll", 1, "rad"),
+            ObservationPart("target_angle", 1, "rad", description=target),
+            ObservationPart("upright", 1, description="Cosine of the tilt."),
+            ObservationPart("heading", 1, description="Cosine of the angle from the forward axis to the target."),
+            ObservationPart("joint_pos", len(joints), "rad", scale, center, labels=joints),
+            ObservationPart("joint_vel", len(joints), "rad/s", self.joint_vel_scale, labels=joints),
+            ObservationPart("actions", len(joints), labels=joints, description="Latest action; zero at the start."),
+        )
+        return {"policy": policy}
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping:
+        return ActionMapping((1.0,) * self.num_actions, (0.0,) * self.num_actions, clip=(-1.0, 1.0))
 
     def terminated(self, state: EnvState) -> Tensor:
         return state.qpos[:, 2] < self.min_height

@@ -6,6 +6,7 @@ import mujoco
 import torch
 from torch import Tensor
 
+from paceline.env.policy_interface import XYZ, ActionMapping, CommandRange, ObservationPart, joint_names
 from paceline.env.task import Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.scene import load
@@ -98,6 +99,39 @@ class Reach(Task):
         target_error = state.task_state["joint_target"] - state.qpos
         critic = (*joints, to_goal, target_error, state.sensor("tool_pos"), state.sensor("tool_vel"))
         return {"policy": torch.cat(policy, dim=1), "critic": torch.cat(critic, dim=1)}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        names, home = joint_names(model), tuple(model.key("home").qpos.tolist())
+        latest = "Latest action; zero at the start."
+        joints = (
+            ObservationPart("joint_pos", _JOINTS, "rad", offset=home, labels=names),
+            ObservationPart("joint_vel", _JOINTS, "rad/s", labels=names),
+            ObservationPart("actions", _JOINTS, clip=(-1.0, 1.0), labels=names, description=latest),
+        )
+        meaning = "Position of the goal relative to the tool, in the axes of the world."
+        goal = ObservationPart("tool_to_goal", 3, "m", labels=XYZ, description=meaning)
+        critic = (
+            ObservationPart("joint_target_error", _JOINTS, "rad", labels=names, description="Target minus position."),
+            ObservationPart("tool_pos", 3, "m", labels=XYZ, description="Position in the world."),
+            ObservationPart("tool_vel", 3, "m/s", labels=XYZ, description="Velocity in the axes of the world."),
+        )
+        policy = (*joints, goal) if self.observe_goal else joints
+        return {"policy": policy, "critic": (*joints, goal, *critic)}
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping:
+        low, high = model.jnt_range.T.tolist()
+        return ActionMapping(
+            scale=(self.action_scale,) * _JOINTS,
+            offset=(0.0,) * _JOINTS,
+            clip=(-1.0, 1.0),
+            relative=True,
+            range=(tuple(low), tuple(high)),
+            initial_control="joint_pos",
+        )
+
+    def command_ranges(self) -> dict[str, CommandRange]:
+        low, high = zip(self.goal_x, self.goal_y, self.goal_z, strict=True)
+        return {"goal": CommandRange(XYZ, ("m",) * 3, low, high, "goal")}
 
     def terminated(self, state: EnvState) -> Tensor:
         return torch.zeros_like(state.episode_step, dtype=torch.bool)

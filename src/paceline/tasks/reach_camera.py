@@ -6,6 +6,7 @@ import mujoco
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, add_cameras
+from paceline.env.policy_interface import XYZ, ObservationPart
 from paceline.env.task import EnvState
 from paceline.robots.scene import load
 from paceline.tasks import reach
@@ -43,6 +44,10 @@ class ReachCamera(Reach):
 
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         return super().observe(state) | {"image_targets": state.sensor("goal_in_tool")}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        goal = ObservationPart("goal_in_tool", 3, "m", labels=XYZ, description="Position in the frame of the tool.")
+        return super().observation_parts(model) | {"image_targets": (goal,)}
 
 
 ENTRY = TaskEntry(

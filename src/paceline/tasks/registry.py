@@ -28,6 +28,13 @@ _BUILT_IN = {
     "shadow-hand-repose": "paceline.tasks.shadow_hand_repose:ENTRY",
     "shadow-hand-repose-camera": "paceline.tasks.shadow_hand_repose_camera:ENTRY",
 }
+# Modules with a function entry(name) for tasks PREFIX:NAME.
+_FAMILIES = {
+    "gymnasium": "paceline.tasks.gymnasium",
+    "playground": "paceline.tasks.playground",
+    "mjlab": "paceline.tasks.mjlab",
+    "dm_control": "paceline.tasks.dm_control",
+}
 
 
 @dataclass(frozen=True)
@@ -65,8 +72,8 @@ def names() -> list[str]:
 
 
 def is_name(name: str) -> bool:
-    """Return whether an argument names a task. Gymnasium environments are not looked up."""
-    return bool(_gymnasium_id(name)) or name in ALIASES or name in names()
+    """Return whether an argument names a task. Environments of other packages are not looked up."""
+    return bool(_member_of_family(name)) or name in ALIASES or name in names()
 
 
 def alias(name: str) -> Alias | None:
@@ -75,10 +82,10 @@ def alias(name: str) -> Alias | None:
     return ALIASES.get(name) if name not in names() else None
 
 
-def _gymnasium_id(name: str) -> str:
-    """Return ID for a task gymnasium:ID; empty for other tasks."""
+def _member_of_family(name: str) -> tuple[str, str] | None:
+    """Return the module of a family of tasks, such as gymnasium:ID, and the name in it; None for other tasks."""
     prefix, _, known = name.partition(":")
-    return known if prefix == "gymnasium" else ""
+    return (_FAMILIES[prefix], known) if known and prefix in _FAMILIES else None
 
 
 def is_renderable(name: str) -> bool:
@@ -90,16 +97,21 @@ def is_renderable(name: str) -> bool:
 def find(name: str) -> TaskEntry:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name].split(":")
-        return getattr(import_module(module), attribute)
-    if known := _gymnasium_id(name):
-        from paceline.tasks.gymnasium import entry
-
-        return entry(known)
+        try:
+            return getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if error.name != "mujoco":
+                raise
+            raise UserError(f"task {name!r} needs MuJoCo, which is not installed: pip install 'mujoco>=4'") from None
+    if member := _member_of_family(name):
+        module, known = member
+        return import_module(module).entry(known)
     installed = _installed()
     if name not in installed:
         if name in ALIASES:
             raise UserError(f"the task {name!r} is called {ALIASES[name].task!r} here: use that name")
-        raise unknown("task", name, [*names(), "gymnasium:ID"], similar=ALIASES)
+        families = ("gymnasium:ID", "playground:NAME", "mjlab:NAME")
+        raise unknown("task", name, [*names(), *families], similar=ALIASES)
     source = f"task {name!r} ({installed[name].value})"
     try:
         found = installed[name].load()
@@ -128,9 +140,15 @@ def _check_entry(entry: Any, source: str) -> None:
 
 
 def _installed() -> dict[str, EntryPoint]:
-    """Return the tasks of other packages. Raise UserError if two packages register the same name."""
+    """Return the tasks of other packages. Raise UserError if two packages register the same name, or one the name of a
+    built-in task."""
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group="paceline.tasks"):
+        if point.name in _BUILT_IN:
+            raise UserError(
+                f"a package has a task {point.name!r} ({point.value}), which is the name of a task of Paceline: rename "
+                "its entry point, or uninstall the package"
+            )
         other = found.setdefault(point.name, point)
         if other != point:
             raise UserError(f"two packages have a task {point.name!r}: {other.value} and {point.value}; uninstall one")

@@ -9,6 +9,7 @@ import torch
 from annotated_types import Gt, Le
 from torch import Tensor
 
+from paceline.env.policy_interface import QUATERNION, XYZ, ActionMapping, ObservationPart, joint_names
 from paceline.env.task import CommandDisplay, Decimation, EnvState, ResetState, Task
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots import shadow_hand
@@ -148,6 +149,52 @@ class ShadowHandRepose(Task):
         fingertips = (_fingertips(state, kind) for kind in ("position", "rotation", "velocity", "spin"))
         return 2.0 * joint_pos - 1.0, 0.2 * state.qvel[:, :_JOINTS], *fingertips, state.action.clamp(-1.0, 1.0)
 
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        joint_pos, joint_vel, fingertips, *motion, action = self.hand_parts(model)
+        position = ObservationPart("cube_pos", 3, "m", labels=XYZ, description="Position in the world.")
+        to_goal = "Rotation, about the axes of the world, that turns the goal into the cube."
+        to_goal = ObservationPart("goal_to_cube", 4, labels=QUATERNION, description=to_goal)
+        in_hand = "Place of the cube on the palm, in the world. It is constant."
+        spin = "Angular velocity in the axes of the world."
+        full = (
+            joint_pos,
+            joint_vel,
+            position,
+            ObservationPart("cube_rotation", 4, labels=QUATERNION, description="Rotation in the world."),
+            ObservationPart("cube_vel", 3, "m/s", labels=XYZ, description="Velocity in the axes of the world."),
+            ObservationPart("cube_ang_vel", 3, "rad/s", 0.2, labels=XYZ, description=spin),
+            ObservationPart("in_hand_pos", 3, "m", labels=XYZ, description=in_hand),
+            ObservationPart("goal_rotation", 4, labels=QUATERNION, description="Goal for the rotation of the cube."),
+            to_goal,
+            fingertips,
+            *motion,
+            action,
+        )
+        policy = full if self.policy_observations == "state" else (fingertips, position, to_goal, action)
+        axes, units = ("fx", "fy", "fz", "tx", "ty", "tz"), (*["N"] * 3, *["N m"] * 3)
+        wrench = _fingertip_part("wrench", axes, units * len(shadow_hand.FINGERS), "Net force and torque of contacts.")
+        return {"policy": policy, "critic": (*full, wrench)}
+
+    def hand_parts(self, model: mujoco.MjModel) -> tuple[ObservationPart, ...]:
+        """Return the parts of `observe_hand`."""
+        names, (low, high) = joint_names(model)[:_JOINTS], model.jnt_range[:_JOINTS].T
+        scale, center = tuple((2.0 / (high - low)).tolist()), tuple((0.5 * (low + high)).tolist())
+        motors, latest = _motor_joints(model), "Latest action; zero at the start."
+        return (
+            ObservationPart("joint_pos", _JOINTS, "rad", scale, center, labels=names),
+            ObservationPart("joint_vel", _JOINTS, "rad/s", 0.2, labels=names),
+            _fingertip_part("pos", XYZ, "m", "Position in the world."),
+            _fingertip_part("rotation", QUATERNION, "", "Rotation in the world."),
+            _fingertip_part("vel", XYZ, "m/s", "Velocity in the axes of the world."),
+            _fingertip_part("ang_vel", XYZ, "rad/s", "Angular velocity in the axes of the world."),
+            ObservationPart("actions", len(motors), clip=(-1.0, 1.0), labels=motors, description=latest),
+        )
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping:
+        low, high = model.actuator_ctrlrange.T
+        half_range, center = tuple((0.5 * (high - low)).tolist()), tuple((0.5 * (low + high)).tolist())
+        return ActionMapping(half_range, center, clip=(-1.0, 1.0), smoothing=self.action_moving_average)
+
     def terminated(self, state: EnvState) -> Tensor:
         return _distance(state) >= self.fall_distance
 
@@ -171,6 +218,16 @@ class ShadowHandRepose(Task):
 
     def command_display(self, state: EnvState) -> CommandDisplay:
         return CommandDisplay({}, rotation=state.task_state["goal"])
+
+
+def _fingertip_part(kind: str, axes: tuple[str, ...], unit: str | tuple[str, ...], meaning: str) -> ObservationPart:
+    labels = tuple(f"{finger} {axis}" for finger in shadow_hand.FINGERS for axis in axes)
+    return ObservationPart(f"fingertip_{kind}", len(labels), unit, labels=labels, description=meaning)
+
+
+def _motor_joints(model: mujoco.MjModel) -> tuple[str, ...]:
+    """Return the names of the joints that have a motor, in the order of the actions."""
+    return tuple(model.joint(joint).name for joint in model.actuator_trnid[:, 0])
 
 
 def _distance(state: EnvState) -> Tensor:

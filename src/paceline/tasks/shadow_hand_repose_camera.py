@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, add_cameras, look_at
+from paceline.env.policy_interface import QUATERNION, XYZ, ObservationPart
 from paceline.env.task import EnvState
 from paceline.errors import UserError
 from paceline.robots import shadow_hand
@@ -73,6 +74,20 @@ class ShadowHandReposeCamera(ShadowHandRepose):
             "policy": policy,
             "critic": full["critic"],
             "image_targets": torch.cat((center, cube.flatten(1)), dim=1),
+        }
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        labels = tuple(f"corner {number} {axis}" for number in range(len(_CORNERS)) for axis in XYZ)
+        goal = "Goal for the rotation of the cube."
+        goal = ObservationPart("goal_rotation", 4, labels=QUATERNION, description=goal)
+        corners = "Corners of the cube in its goal rotation, relative to its center."
+        corners = ObservationPart("goal_corners", len(labels), "m", labels=labels, description=corners)
+        place = "Position relative to the place of the cube on the palm."
+        center = ObservationPart("cube_center", 3, "m", labels=XYZ, description=place)
+        cube = ObservationPart("cube_corners", len(labels), "m", labels=labels, description=place)
+        return super().observation_parts(model) | {
+            "policy": (*self.hand_parts(model), goal, corners),
+            "image_targets": (center, cube),
         }
 
 

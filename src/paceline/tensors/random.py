@@ -92,3 +92,11 @@ def normal(seed: int, env: Tensor, step: Tensor, stream: Stream, count: int) -> 
     radius = torch.sqrt(-2.0 * torch.log1p(-radius))
     angle = angle * (2.0 * math.pi)
     return torch.cat((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)[..., :count]
+
+
+def gumbel(seed: int, env: Tensor, step: Tensor, stream: Stream, count: int) -> Tensor:
+    """Sample standard Gumbel numbers, float32 [..., count]. If one is added to each logit of a categorical
+    distribution, the index of the largest sum is a sample of it."""
+    exponential = -torch.log1p(-uniform(seed, env, step, stream, count))
+    # Half of the smallest positive number, so that all results are finite.
+    return -torch.log(exponential.clamp(min=2.0**-25))

@@ -17,6 +17,12 @@ def row_sums(rows: Tensor, origin: Tensor | float = 0.0) -> Tensor:
     return torch.stack((torch.ones_like(shift), shift, variance + shift.square())) * rows.shape[0]
 
 
+def shift_origin(sums: Tensor, offset: Tensor) -> Tensor:
+    """Return `row_sums(rows, origin - offset)` from `row_sums(rows, origin)`."""
+    count, total, squares = sums.unbind(0)
+    return torch.stack((count, total + count * offset, squares + 2.0 * offset * total + count * offset.square()))
+
+
 def mean_and_variance(sums: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean, relative to the origin, and the variance of the rows of `row_sums`, float64 [width]."""
     count, total, squares = sums.unbind(0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
-from paceline.learners.networks import Policy
+from paceline.learners.networks import Policy, PolicyRunner
 from paceline.run.directory import write_atomically
 from paceline.run.versions import versions
 from paceline.tensors.graph import capture
@@ -24,6 +24,8 @@ ENDED_EARLY = "ended_early"
 _CHECK_STEPS = 50
 """Number of steps between two checks whether all episodes have ended, each of which waits for the device."""
 _Z = NormalDist().inv_cdf(0.975)
+_FIRST_QUANTILES = (12.7062, 4.3027, 3.1824)
+"""Quantiles of 1, 2 and 3 degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +95,19 @@ class _Episodes:
     """Steps an env and keeps the values of the episodes that end. All tensors are updated in place."""
 
     def __init__(self, env: VecEnv, policy: Policy, per_env: int):
-        self._env, self._policy, device = env, policy.to(env.device).eval(), env.device
+        self._env, device = env, env.device
+        self._policy = PolicyRunner(policy.to(device).eval(), env.num_envs, device)
         self._obs = {name: obs.clone() for name, obs in env.reset().items()}
         self._ended = torch.zeros(env.num_envs, dtype=torch.int64, device=device)
         self._numbers = torch.arange(per_env, device=device).unsqueeze(1)
         self._values = torch.zeros(per_env, env.num_envs, len(env.log_names) + 1, device=device)
 
     def step(self) -> None:
-        step = self._env.step(self._policy(self._obs))
+        step = self._env.step(self._policy.act(self._obs))
         for name, obs in self._obs.items():
             obs.copy_(step.obs[name])
         over = step.terminated | step.truncated
+        self._policy.reset(over)
         values = torch.cat((step.log, step.terminated.unsqueeze(1)), dim=1)
         # [episode, env]: the episode that ends now. Further episodes of an env are not kept.
         now = over & (self._numbers == self._ended)
@@ -125,16 +129,19 @@ def estimate(values: Tensor) -> Estimate:
     if bool(((values == 0) | (values == 1)).all()):
         center = (mean + _Z**2 / (2 * count)) / (1 + _Z**2 / count)
         half = _Z / (1 + _Z**2 / count) * sqrt(mean * (1 - mean) / count + _Z**2 / (4 * count**2))
-        return Estimate(mean, min(center - half, mean), max(center + half, mean))
+        # Rounding must not lead outside of 0 to 1.
+        return Estimate(mean, max(0.0, min(center - half, mean)), min(1.0, max(center + half, mean)))
     if count < 2:
         return Estimate(mean, -float("inf"), float("inf"))
-    half = _student_quantile(count - 1) * float(values.double().std()) / sqrt(count)
+    half = student_quantile(count - 1) * float(values.double().std()) / sqrt(count)
     return Estimate(mean, mean - half, mean + half)
 
 
-def _student_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t-distribution by its expansion around the normal distribution, which is
-    accurate to 1 % from 4 degrees of freedom on."""
+def student_quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t-distribution. From 4 degrees of freedom on it is the expansion around
+    the normal distribution, which is accurate to 1 %."""
+    if freedom <= len(_FIRST_QUANTILES):
+        return _FIRST_QUANTILES[freedom - 1]
     z = _Z
     terms = (
         (z**3 + z) / 4,

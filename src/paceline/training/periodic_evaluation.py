@@ -6,11 +6,10 @@ from dataclasses import replace
 import torch
 
 from paceline.distributed.group import Group
-from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import Policy
 from paceline.run.config import TrainConfig
-from paceline.training.build import engine_of, make_env
+from paceline.training.build import engine_of, is_randomized, make_env
 from paceline.training.evaluation import ENDED_EARLY, SEED_OFFSET, Evaluation, estimate, run_episodes
 from paceline.training.ranks import describe_device
 
@@ -25,7 +24,7 @@ class PeriodicEvaluation:
         rank = group.rank
         number = -(-config.eval_episodes // rank.world_size)
         env = make_env(self._config, rank, range(rank.index * number, (rank.index + 1) * number), for_evaluation=True)
-        self._is_randomized = isinstance(env, RobotEnv) and bool(env.task.randomized_fields())
+        self._is_randomized = is_randomized(env)
         self._start = {name: tensor.clone() for name, tensor in env.state().items()}
         self._env = wrap(env)
 

@@ -10,7 +10,7 @@ from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
 from paceline.learners.settings import Settings, check_samples, flag
 from paceline.run import checkpoint
-from paceline.run.config import MOST_ENVS, TrainConfig
+from paceline.run.config import MOST_ENVS, TrainConfig, plain
 from paceline.run.directory import RunDir
 from paceline.run.mirror import Mirror, download_run
 from paceline.run.versions import versions
@@ -34,7 +34,7 @@ class Plan:
 
     # Set by `load_start`.
     saved: dict[str, Any] | None = None
-    """Content of the checkpoint."""
+    """Content of the checkpoint, without the states of the envs."""
     iteration: int = 0
     """Number of iterations done."""
     envs: tuple[range, ...] = ()
@@ -124,9 +124,11 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
 
 
 def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Settings, ranks: int) -> Plan:
-    saved, stored = checkpoint.load(file), plan.run.config()
+    saved, stored = checkpoint.load(file, with_envs=False), plan.run.config()
     with checkpoint.reading(file):
         envs, iteration, trained_with = saved["num_envs"], saved["learner"]["iteration"], dict(saved["settings"])
+        # A setting that is newer than the run has its default.
+        trained_with = plain(type(settings)()) | trained_with
         checkpoint.whole_number("num_envs", envs)
         checkpoint.whole_number("iteration", iteration)
         if not 0 < envs <= MOST_ENVS:
@@ -136,7 +138,9 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
     for name in settings.fixed:
-        then, now = _as_argument(trained_with.get(name)), _as_argument(getattr(settings, name))
+        # Runs of earlier versions do not have all settings.
+        default = settings.__dataclass_fields__[name].default
+        then, now = _as_argument(trained_with.get(name, default)), _as_argument(getattr(settings, name))
         if then != now:
             raise UserError(
                 f"{flag(settings, name)} {now} with --resume: it is {then} in this run and "

@@ -89,6 +89,9 @@ def print_header(
     if group.is_distributed:
         lines += _describe_ranks(members)
         lines.append(f"  {steps // settings.minibatches:,} samples of all ranks per minibatch, over {group.backend}")
+        if config.sync != "every-minibatch":
+            period = f"{config.sync_every} iterations" if config.sync_every else "iteration"
+            lines.append(f"  each rank updates with its own samples; parameters are averaged every {period}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 

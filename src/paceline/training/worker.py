@@ -57,6 +57,8 @@ class Worker:
 
     def end_with_others(self, failure: Failure) -> None:
         """Record the failure of another rank. The watch ends this process afterwards."""
+        if self.session:
+            self.session.checkpoints.wait_after_failure()
         self._record(failure, f"ending, because another rank failed: {failure}\n")
         if self.rank.is_main:
             print(f"paceline: {'' if failure.refused else 'training failed: '}{failure}", file=sys.stderr, flush=True)

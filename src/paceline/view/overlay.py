@@ -111,7 +111,7 @@ class VelocityArrows:
         self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
         self._height = _height_above(model, self._body)
 
-    def make(self, command: CommandDisplay | None, data: mujoco.MjData) -> list[Arrow]:
+    def make(self, command: CommandDisplay | None, data: mujoco.MjData, env: int = 0) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
             return []
         forward = data.xmat[self._body].reshape(3, 3)[:2, 0]
@@ -119,7 +119,7 @@ class VelocityArrows:
         left = np.array((-forward[1], forward[0]))
         arrows = []
         for level, (velocity, color) in enumerate(zip(command.velocity, (_COMMANDED, _ACTUAL), strict=True)):
-            forward_speed, left_speed = velocity[0].tolist()
+            forward_speed, left_speed = velocity[env].tolist()
             # One arrow is above the other, so that none is hidden.
             start = data.xpos[self._body] + (0.0, 0.0, self._height + 0.09 - 0.05 * level)
             vector = ARROW_SECONDS * np.append(forward_speed * forward + left_speed * left, 0.0)

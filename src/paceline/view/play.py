@@ -20,6 +20,7 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
 from paceline.errors import UserError
+from paceline.learners.networks import Policy, PolicyRunner
 from paceline.run.directory import RunDir
 from paceline.training.build import playable
 from paceline.view.camera import Camera
@@ -80,18 +81,17 @@ def record(
 
 
 @torch.inference_mode()
-def _run_policy(
-    env: VecEnv, policy: torch.nn.Module, scores: Scores, steps: int, steps_per_frame: int
-) -> Iterator[None]:
+def _run_policy(env: VecEnv, policy: Policy, scores: Scores, steps: int, steps_per_frame: int) -> Iterator[None]:
     """Run a policy and yield before every `steps_per_frame`-th step. After the end of an episode, the next one
     starts."""
-    obs, console = env.reset(), Console(stderr=True)
+    runner, obs, console = PolicyRunner(policy, env.num_envs), env.reset(), Console(stderr=True)
     bar = {"console": console, "transient": True, "disable": not console.is_terminal}
     for index in track(range(steps), "rendering", **bar):
         if index % steps_per_frame == 0:
             yield
-        step = env.step(policy(obs))
+        step = env.step(runner.act(obs))
         obs = step.obs
+        runner.reset(step.terminated | step.truncated)
         scores.add(step)
 
 
@@ -139,23 +139,27 @@ def _camera_view(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], 
     yield render
 
 
-def camera_images(env: VecEnv) -> list[torch.Tensor]:
-    """Return the current images of all cameras of env 0 as RGB, each [3, height, width] of the largest size."""
+def camera_images(env: VecEnv, index: int = 0) -> list[torch.Tensor]:
+    """Return the current images of all cameras of an env as RGB, each [3, height, width] of the largest size."""
     specs = {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
     obs = env.observe() if specs else {}
-    images = [to_rgb(obs[name][0], spec.scale, spec.frames) for name, spec in specs.items()]
+    images = [to_rgb(obs[name][index], spec.scale, spec.frames) for name, spec in specs.items()]
     size = tuple(max((image.shape[axis] for image in images), default=0) for axis in (1, 2))
     return [torch.nn.functional.interpolate(image[None], size, mode="nearest")[0] for image in images]
 
 
 def _image_of(env: RenderableEnv, width: int, height: int) -> np.ndarray:
     """Return the image of an env, scaled to fit into width x height and centered on black."""
+    return np.asarray(ImageOps.pad(Image.fromarray(rendered(env)), (width, height)))
+
+
+def rendered(env: RenderableEnv) -> np.ndarray:
+    """Return the image of an env, uint8 RGB [height, width, 3]."""
     try:
-        image = env.render()
+        return env.render()
     except Exception as error:
         # Every simulator raises its own exceptions; their messages name what is missing.
         raise UserError(f"the environment cannot be rendered: {' '.join(str(error).split())}") from error
-    return np.asarray(ImageOps.pad(Image.fromarray(image), (width, height)))
 
 
 def copy_state(env: RobotEnv, command: CommandDisplay | None, data: mujoco.MjData) -> None:

@@ -28,7 +28,7 @@ def batch() -> tuple[tuple[Tensor, Tensor, Tensor], Samples]:
     samples = Samples(
         obs={},
         action=action,
-        mean=mean,
+        output=mean,
         advantage=sample(SAMPLES, seed=5),
         value_target=sample(SAMPLES, seed=6),
         value=value + 0.3 * sample(SAMPLES, seed=7),

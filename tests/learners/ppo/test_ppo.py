@@ -70,8 +70,8 @@ def test_before_the_first_update_the_policy_is_the_one_that_acted():
     with torch.inference_mode():
         samples = learner.make_samples(rollout)
         mean = learner.actor(samples.obs["policy"])
-    torch.testing.assert_close(mean, rollout.mean)
-    normal = torch.distributions.Normal(rollout.mean, rollout.log_std.exp())
+    torch.testing.assert_close(mean, rollout.output)
+    normal = torch.distributions.Normal(rollout.output, rollout.log_std.exp())
     torch.testing.assert_close(samples.log_prob, normal.log_prob(rollout.action).sum(-1))
 
 

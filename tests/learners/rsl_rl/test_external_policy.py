@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.cli.main import main
 from paceline.errors import UserError
+from paceline.export import export
 from paceline.learners.rsl_rl.external_policy import ACTIVATIONS, load_external_policy
 from paceline.learners.rsl_rl.settings import RslRlSettings
 
@@ -137,6 +138,51 @@ def test_a_file_of_version_2_has_a_separate_normalizer(runner: OnPolicyRunner, t
     state = {name: tensor for name, tensor in state.items() if "normalizer" not in name}
     torch.save({"model_state_dict": state, "obs_norm_state_dict": normalizer, "iter": 1}, tmp_path / "model.pt")
     assert_acts_alike(runner, tmp_path / "model.pt")
+
+
+def upstream_file(layout: str, actor: nn.Sequential, mean: Tensor, std: Tensor) -> dict[str, Any]:
+    """Return the content of model_N.pt as a training of Isaac Lab or mjlab writes it."""
+    layers = actor.state_dict()
+    normalizer = {"_mean": mean[None], "_var": std[None].square(), "_std": std[None], "count": torch.tensor(4096)}
+    critic = {"0.weight": torch.ones(1, 60), "0.bias": torch.ones(1)}
+    # State of Adam.
+    moments = {"step": torch.tensor(9.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    optimizer = {"state": {0: moments}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999), "params": [0]}]}
+
+    def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{prefix}.{name}": tensor for name, tensor in state.items()}
+
+    together = {"std": torch.ones(12)} | prefixed("actor", layers) | prefixed("critic", critic)
+    if layout == "Isaac Lab with RSL-RL 2":
+        privileged = {name: tensor.clone() for name, tensor in normalizer.items()}
+        separate = {"obs_norm_state_dict": normalizer, "privileged_obs_norm_state_dict": privileged}
+        return {"model_state_dict": together, "optimizer_state_dict": optimizer, "iter": 299, "infos": None} | separate
+    if layout == "Isaac Lab with RSL-RL 3":
+        state = together | prefixed("actor_obs_normalizer", normalizer) | prefixed("critic_obs_normalizer", normalizer)
+        return {"model_state_dict": state, "optimizer_state_dict": optimizer, "iter": 299, "infos": None}
+    state = (
+        prefixed("mlp", layers) | prefixed("obs_normalizer", normalizer) | {"distribution.std_param": torch.ones(12)}
+    )
+    return {
+        "actor_state_dict": state,
+        "critic_state_dict": prefixed("mlp", critic),
+        "optimizer_state_dict": optimizer,
+        "iter": 299,
+        "infos": {"env_state": {"common_step_counter": 7200}},
+    }
+
+
+@pytest.mark.parametrize("layout", ["Isaac Lab with RSL-RL 2", "Isaac Lab with RSL-RL 3", "mjlab with RSL-RL 5"])
+def test_files_of_isaac_lab_and_mjlab_are_exported(layout: str, tmp_path: Path):
+    torch.manual_seed(0)
+    actor = nn.Sequential(nn.Linear(48, 32), nn.ELU(), nn.Linear(32, 16), nn.ELU(), nn.Linear(16, 12))
+    mean, std = torch.randn(48), torch.rand(48) + 0.5
+    torch.save(upstream_file(layout, actor, mean, std), tmp_path / "model_299.pt")
+    file = export(str(tmp_path / "model_299.pt"), "torchscript", tmp_path / "policy.pt", task="go1-velocity")
+    obs = 3.0 * torch.randn(5, 48)
+    with torch.no_grad():
+        expected = actor((obs - mean) / (std + 1e-2))
+        torch.testing.assert_close(torch.jit.load(file)(obs), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

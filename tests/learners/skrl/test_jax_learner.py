@@ -2,15 +2,13 @@
 test_contract.py."""
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,7 @@ from paceline.learners.skrl.jax_learner import SkrlJax, flat, jax_device, to_jax
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.run import checkpoint
 from paceline.tasks.cartpole import Cartpole
-from tests.distributed.ranks import free_port, on_ranks
+from tests.distributed.ranks import on_ranks
 
 SMALL = SkrlSettings(rollouts=4, learning_epochs=2, mini_batches=2, layers=(8,))
 # Six steps, so that some episodes are truncated in every second iteration.
@@ -66,6 +64,9 @@ class Asymmetric(Cartpole):
     def observe(self, state: EnvState) -> dict[str, Tensor]:
         obs = super().observe(state)["policy"]
         return {"policy": obs[:, 1:], "critic": torch.cat((obs, obs.square()), dim=1)}
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, Any]:
+        return {}
 
 
 def make(config: SkrlSettings = SMALL, task: Cartpole = SHORT, group: Group | None = None) -> SkrlJax:
@@ -296,22 +297,6 @@ def test_a_minibatch_takes_one_sum_over_ranks(ranks: list[dict[str, Any]]):
     minibatches, epochs = SMALL.mini_batches, SMALL.learning_epochs
     # Others: statistics of values, returns, advantages and all observations, and the divergence of each epoch.
     assert ranks[0]["collectives"] == minibatches * epochs + 3 + minibatches + epochs
-
-
-def test_skrls_own_launcher_starts_the_ranks(tmp_path: Path):
-    program = Path(sys.executable).parent / "paceline"
-    argv = ["--learner", "skrl", "--ml_framework", "jax", "--distributed", "--gpu-ids", "none", "--run-dir", "run"]
-    argv += ["--num-envs", "6", "--max-iterations", "2", "--skrl.rollouts", "4", "--skrl.layers", "8"]
-    launcher = [sys.executable, "-m", "skrl.utils.distributed.jax", "--nnodes=1", "--nproc_per_node=2"]
-    place = f"--coordinator_address=127.0.0.1:{free_port()}"
-    command = [*launcher, place, str(program), "train", "cartpole", *argv]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    # The launcher always returns 0.
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["world_size"], result["total_envs"]) == ("completed", 2, 12), done.stderr
-    assert result["iterations"] == 2
-    assert done.stdout.count("completed after 2 iterations") == 1
-    assert done.stderr == ""
 
 
 def test_variables_of_torch_take_precedence_over_those_of_skrls_launcher(monkeypatch: pytest.MonkeyPatch):

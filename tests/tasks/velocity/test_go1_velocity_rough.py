@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.distributed.sharding import concatenate, shard
+from paceline.distributed.sharding import concatenate
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.robots.legged import GO1
 from paceline.robots.terrain import CELL, KINDS
 from paceline.tasks.velocity.go1_velocity import Go1Velocity
 from paceline.tasks.velocity.go1_velocity_rough import Go1VelocityRough
+from tests.states import states_of
 
 # Policy of the flat task, whose observations come first in those of the rough task.
 POLICY = Path(__file__).parent / "data" / "go1_velocity.pt"
@@ -242,7 +243,7 @@ def test_levels_stay_with_their_envs_on_other_ranks():
     for _ in range(20):
         whole.step(torch.ones(6, 12))
     for half, envs in zip(halves, (range(3), range(3, 6)), strict=True):
-        half.load_state(shard(whole.state(), envs))
+        half.load_state(states_of(envs, whole.state()))
     for _ in range(20):
         action = torch.randn(6, 12, generator=random)
         whole.step(action)

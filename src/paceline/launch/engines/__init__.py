@@ -18,8 +18,8 @@ ENGINES = {
 """The engines and what they do with a task. The module of an engine has its name; see `engine.Engine`."""
 
 
-def engine(name: str) -> "Engine":
-    """Return the module of an engine, which is imported when it is used."""
+def load_engine(name: str) -> "Engine":
+    """Import the module of an engine and return it."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     return cast("Engine", import_module(f"paceline.launch.engines.{name}"))

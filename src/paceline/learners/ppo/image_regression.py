@@ -20,8 +20,8 @@ class ImageRegression:
     ):
         self._encoder, self._statistics, self._group, self._share = encoder, statistics, group, share
         self._flat = FlatParameters(list(encoder.parameters()), extra=_NUM_LOSSES)
-        self._adam = FlatAdam(self._flat, learning_rate)
-        self._losses = fuse(self._compute_losses, self._adam.learning_rate.device)
+        self.adam = FlatAdam(self._flat, learning_rate)
+        self._losses = fuse(self._compute_losses, self.adam.learning_rate.device)
 
     def step(self, images: dict[str, Tensor], targets: Tensor) -> Tensor:
         """Update the encoder on a minibatch of all ranks: images [sample, height, width, channel] and targets [sample,
@@ -31,17 +31,17 @@ class ImageRegression:
             self._flat.backward(losses[0])
         if self._group.is_distributed:
             losses = self._flat.begin_average(self._group.begin_sum_, self._share, losses)().unbind(0)
-        self._adam.step()
+        self.adam.step()
         return torch.stack(tuple(losses)).detach()
 
     def state(self) -> dict[str, Tensor]:
-        state = self._adam.state()
+        state = self.adam.state()
         del state["learning_rate"]
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         # The learning rate is constant, and may have been changed since.
-        self._adam.load_state(state | {"learning_rate": self._adam.learning_rate})
+        self.adam.load_state(state | {"learning_rate": self.adam.learning_rate})
 
     def _compute_losses(self, images: dict[str, Tensor], targets: Tensor) -> tuple[Tensor, ...]:
         error = self._encoder({name: image.permute(0, 3, 1, 2) for name, image in images.items()})

@@ -1,4 +1,4 @@
-"""The clipped objective of PPO, as a formula and with its gradient derived by hand.
+"""The clipped objective of PPO for continuous actions, as a formula and with its gradient derived by hand.
 
 The compiler makes the formula fast on a GPU. On a CPU autograd would run its many small operations one by one, so the
 gradient is written out. A test compares both.
@@ -46,10 +46,15 @@ def objective(mean: Tensor, log_std: Tensor, value: Tensor, samples: Samples, co
     # over the samples: that took up to 6 % of an update (measured on an H200).
     by_log_std = (noise.detach().square() - 1.0) @ (log_std - fixed).unsqueeze(1)
     ratio = (log_prob(noise, fixed) + by_log_std.squeeze(1) - samples.log_prob).exp()
+    entropy = log_std.sum() + log_std.numel() * 0.5 * math.log(2.0 * math.pi * math.e)
+    return losses_of(ratio, entropy, value, samples, config)
+
+
+def losses_of(ratio: Tensor, entropy: Tensor, value: Tensor, samples: Samples, config: PpoSettings) -> Losses:
+    """Return the losses from the probability ratios [sample], the mean entropy and the values [sample]."""
     surrogate = surrogate_loss(ratio, samples.advantage, config.clip)
     clip = config.clip if config.clip_value else None
     squared_error = value_loss(value, samples.value, samples.value_target, clip)
-    entropy = log_std.sum() + log_std.numel() * 0.5 * math.log(2.0 * math.pi * math.e)
     total = surrogate + config.value_weight * squared_error - config.entropy_weight * entropy
     return Losses(total, surrogate.detach(), squared_error.detach(), entropy.detach())
 
@@ -59,17 +64,34 @@ def objective_gradient(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return the surrogate loss, value loss and entropy of `objective`, and its gradient with respect to `mean`,
     `log_std` and `value`."""
-    advantage, target, old_value = samples.advantage, samples.value_target, samples.value
-    inverse_std, count = (-log_std).exp(), len(value)
+    inverse_std = (-log_std).exp()
     noise = (samples.action - mean) * inverse_std
     squared = noise.square()
     constant = log_std.sum() + 0.5 * math.log(2.0 * math.pi) * mean.shape[1]
     ratio = torch.add(squared.sum(1), samples.log_prob, alpha=2.0).mul_(-0.5).sub_(constant).exp_()
-    gain = ratio * advantage
-    clipped = ratio.clamp_(1.0 - config.clip, 1.0 + config.clip).mul_(advantage)
-    # Where the clipped gain is smaller it is constant and has no gradient.
-    gain_gradient = (gain * (gain <= clipped)).mul_(-1.0 / count).unsqueeze(1)
+    surrogate, by_log_prob = surrogate_gradient(ratio, samples.advantage, config.clip)
+    squared_error, by_value = value_gradient(value, samples, config)
+    by_log_prob = by_log_prob.unsqueeze(1)
+    gradients = (
+        by_log_prob * noise * inverse_std,
+        (by_log_prob * (squared - 1.0)).sum(0) - config.entropy_weight,
+        by_value,
+    )
+    return (surrogate, squared_error, constant + 0.5 * mean.shape[1]), gradients
 
+
+def surrogate_gradient(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Return the surrogate loss and its gradient with respect to the log-probabilities, [sample]. `ratio` is
+    overwritten."""
+    gain = ratio * advantage
+    clipped = ratio.clamp_(1.0 - clip, 1.0 + clip).mul_(advantage)
+    # Where the clipped gain is smaller it is constant and has no gradient.
+    return -torch.minimum(gain, clipped).mean(), (gain * (gain <= clipped)).mul_(-1.0 / len(ratio))
+
+
+def value_gradient(value: Tensor, samples: Samples, config: PpoSettings) -> tuple[Tensor, Tensor]:
+    """Return the value loss without its weight, and the gradient of the weighted loss with respect to `value`."""
+    target, old_value = samples.value_target, samples.value
     error = value - target
     squared_error = error.square()
     if config.clip_value:
@@ -80,13 +102,7 @@ def objective_gradient(
         clipped_error *= clipped_change == change
         error = torch.where(squared_error >= clipped_loss, error, clipped_error)
         squared_error = torch.maximum(squared_error, clipped_loss)
-
-    gradients = (
-        gain_gradient * noise * inverse_std,
-        (gain_gradient * (squared - 1.0)).sum(0) - config.entropy_weight,
-        error * (2.0 * config.value_weight / count),
-    )
-    return (-torch.minimum(gain, clipped).mean(), squared_error.mean(), constant + 0.5 * mean.shape[1]), gradients
+    return squared_error.mean(), error * (2.0 * config.value_weight / len(value))
 
 
 def log_prob(noise: Tensor, log_std: Tensor) -> Tensor:

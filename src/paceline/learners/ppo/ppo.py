@@ -4,8 +4,9 @@ On CUDA the whole rollout is one graph and the whole update another; on a CPU th
 numbers are functions of (seed, env, step), so k ranks with N/k envs sample what one rank with N envs samples.
 """
 
-import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +15,20 @@ from torch.nn import functional
 from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.env.vec_env import TensorSpec, VecEnv, action_spec
 from paceline.errors import UserError
+from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import TARGETS, ImageEncoder, images_of
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
+from paceline.learners.ppo.distributions import make_distribution
 from paceline.learners.ppo.image_regression import ImageRegression
-from paceline.learners.ppo.objective import kl_divergence, log_prob, objective, objective_gradient
+from paceline.learners.ppo.parameter_averaging import Averaging, ParameterAveraging
 from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, advantages, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite, vector_widths
-from paceline.tensors import random
 from paceline.tensors.flat import FlatAdam, FlatParameters, pack, unpack
 from paceline.tensors.graph import capture, fuse
 from paceline.tensors.statistics import RunningStatistics, row_sums, standardize
@@ -44,9 +46,18 @@ class Ppo(Learner):
     has one, and the group "policy" otherwise. Images are encoded by a network that actor and critic share, or that is
     trained by regression.
 
+    By default the ranks average the gradient of each minibatch, so they compute what one rank computes with all envs.
+    With `averaging` each rank updates with its own samples, and the ranks average their parameters from time to time.
+
     `gpu_update` selects the update of a GPU, where the compiler optimizes the objective and rows are padded, instead of
     that of a CPU. By default the device of the env decides.
     """
+
+    is_recurrent: ClassVar[bool] = False
+    """True if actor and critic have a state; see `RecurrentPpo`."""
+    actor: Any
+    critic: Any
+    _act: Callable[..., tuple[Tensor, ...]]
 
     def __init__(
         self,
@@ -54,11 +65,15 @@ class Ppo(Learner):
         config: PpoSettings,
         seed: int,
         group: Group | None = None,
+        averaging: Averaging | None = None,
         gpu_update: bool | None = None,
     ):
         super().__init__(env, seed, group or Group(Rank()))
+        assert (config.rnn_type != "none") == self.is_recurrent
         self.config, self.seed = config, seed
         device = env.device
+        # The update of a rank that averages parameters communicates with no other.
+        self._update_group = Group(Rank()) if averaging else self._group
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
         images = images_of(env)
@@ -72,18 +87,19 @@ class Ppo(Learner):
         self._critic_uses_images = bool(images) and "critic" not in widths
         num_features = (self._num_targets or config.image_features) if images else 0
 
-        def make_network(groups: tuple[str, ...], uses_images: bool, outputs: int, gain: float) -> nn.Sequential:
+        def make_network(groups: tuple[str, ...], uses_images: bool, outputs: int, gain: float) -> nn.Module:
             inputs = sum(widths[name] for name in groups) + (num_features if uses_images else 0)
-            return mlp(inputs, config.hidden, outputs, config.activation, gain, generator).to(device)
+            return self._make_network(inputs, outputs, gain, generator).to(device)
 
-        self.actor = make_network(self._actor_groups, bool(images), env.num_actions, 0.01)
+        self.distribution = make_distribution(action_spec(env), config.initial_std, device)
+        self.actor = make_network(self._actor_groups, bool(images), self.distribution.num_outputs, 0.01)
         self.critic = make_network(self._critic_groups, self._critic_uses_images, 1, 1.0)
-        self.log_std = nn.Parameter(torch.full((env.num_actions,), math.log(config.initial_std), device=device))
         networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         if self.encoder:
             networks["encoder"] = self.encoder
         self._images = {name: self._image_storage(spec) for name, spec in images.items()}
-        networks.register_parameter("log_std", self.log_std)
+        for name, parameter in self.distribution.parameters.items():
+            networks.register_parameter(name, parameter)
         self.normalizers = {name: RunningStatistics(width, device) for name, width in widths.items()}
         if self._regresses:
             self.normalizers[TARGETS] = RunningStatistics(self._num_targets, device)
@@ -94,11 +110,12 @@ class Ppo(Learner):
         # observations: an update takes 0.92 of the time).
         self._alignment = 8 if gpu_update else 1
         padded_widths = {name: width + -width % self._alignment for name, width in widths.items()}
-        self._packing = SamplePacking(padded_widths, env.num_actions, self._alignment)
+        self._packing = SamplePacking(padded_widths, self.distribution.num_outputs, self._alignment)
 
         # Actor and critic are clipped separately: a large error of the critic does not shorten the actor's step.
+        of_distribution = self.distribution.parameters.values()
         self.flat_parameters = FlatParameters(
-            [self.log_std, *self.actor.parameters(), *self._encoder_of_policy_parameters()],
+            [*of_distribution, *self.actor.parameters(), *self._encoder_of_policy_parameters()],
             list(self.critic.parameters()),
             extra=len(_LOSS_NAMES),
         )
@@ -123,24 +140,26 @@ class Ppo(Learner):
                 self.encoder,
                 self.normalizers[TARGETS],
                 config.image_learning_rate,
-                self._group,
+                self._update_group,
                 self._rollout_env.share,
             )
             self.parts["image_regression"] = self._regression
+        self._averaging = self._make_averaging(averaging) if averaging else None
 
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
-        by_autograd = gpu_update or bool(self._encoder_of_policy_parameters())
+        by_autograd = gpu_update or self.is_recurrent or bool(self._encoder_of_policy_parameters())
         without_autograd = torch.no_grad() if by_autograd or self._regresses else torch.inference_mode()
         collect, update = without_autograd(self._collect), without_autograd(self._update)
         self.collect = capture(collect, device, warp=True) if env.capturable else collect
         """Collects a rollout."""
-        self.update = capture(update, device) if self._group.capturable else update
+        self.update = capture(update, device) if self._update_group.capturable else update
         """Updates the policy on `rollout` and returns the values of the metrics."""
         self._compute_gradient = self._gradient_by_autograd if by_autograd else self._gradient_by_hand
-        self._log_std_gradient = self.flat_parameters.views(self.log_std)[1]
+        self._distribution_gradients = [self.flat_parameters.views(each)[1] for each in of_distribution]
         if not by_autograd:
             self._batched = BatchedActorCritic((self.actor, self.critic), self.flat_parameters)
-        self._actor_forward = eager_forward(self.actor)
+        if not self.is_recurrent:
+            self._actor_forward = eager_forward(self.actor)
         self._act = fuse(self._choose_actions, device)
         self._estimate = fuse(self._estimate_value, device)
         self._pack_samples = fuse(lambda rollout: self._packing.pack(self.make_samples(rollout)), device)
@@ -149,11 +168,21 @@ class Ppo(Learner):
         self._losses = fuse(self._minibatch_losses, device)
         self._clip_and_adapt = fuse(self._clip_and_adapt_lr, device)
 
+    def _make_network(self, inputs: int, outputs: int, last_gain: float, generator: torch.Generator) -> nn.Module:
+        return mlp(inputs, self.config.hidden, outputs, self.config.activation, last_gain, generator)
+
     def _make_encoder(self, images: dict[str, TensorSpec], generator: torch.Generator) -> ImageEncoder:
         config = self.config
         layers = config.image_channels, config.image_kernels, config.image_strides
         sizes = config.image_features, config.image_pooling, generator, self._num_targets
         return ImageEncoder(images, *layers, *sizes, getattr(torch, config.image_dtype)).to(self.env.device)
+
+    def _make_averaging(self, settings: Averaging) -> ParameterAveraging:
+        optimizers = [self.adam, *([self._regression.adam] if self._regression else [])]
+        adapted = [self.adam.learning_rate] if self._adaptive_rate else []
+        num_totals = 1 + len(self.env.log_names) + len(self.env.faults())
+        share = self._rollout_env.share
+        return ParameterAveraging(settings, self._group, share, optimizers, adapted, self.normalizers, num_totals)
 
     def _encoder_of_policy_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the encoder if the loss of the policy trains it."""
@@ -184,9 +213,11 @@ class Ppo(Learner):
         clock.lap()
         with torch_threads(self._update_threads()):
             values = self.update()
+            if self._averaging:
+                values = self._averaging.end_iteration(values)
         clock.lap()
         regression = _REGRESSION_NAMES if self._regresses else ()
-        loss_names = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", "policy/std", *regression)
+        loss_names = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", *self.distribution.metric_names, *regression)
         metrics = self._rollout_env.metrics(values.tolist(), loss_names, clock)
         self.iteration += 1
         return metrics
@@ -195,20 +226,19 @@ class Ppo(Learner):
         env = self.env
         env.prefetch_random(self.config.horizon)
         noise = self._sample_noise()
-        scaled_noise = noise * self.log_std.exp()
-        observations, means, actions, steps = [self._store_images(0, self._rollout_env.obs)], [], [], []
+        scaled_noise = self.distribution.scale_noise(noise)
+        observations, outputs, actions, steps = [self._store_images(0, self._rollout_env.obs)], [], [], []
         values: list[Tensor] = []
         features: list[Tensor] = []
         for index, step_noise in enumerate(scaled_noise.unbind(0), start=1):
-            mean, action, *more = self._act(observations[-1], step_noise)
-            step = env.step(action)
-            means.append(mean)
+            step, output, action, *more = self._step(observations[-1], step_noise)
+            outputs.append(output)
             actions.append(action)
             (features if self._regresses else values).extend(more)
             steps.append(step)
             observations.append(self._store_images(index, step.obs))
         self._rollout_env.set_obs(observations[-1])
-        if self._critic_uses_images:
+        if values:
             values.append(self._estimate(observations[-1]))
         final_groups = () if self._critic_uses_images else self._critic_groups
         return Rollout(
@@ -217,8 +247,8 @@ class Ppo(Learner):
             value=torch.stack(values) if values else None,
             features=torch.stack(features) if features else None,
             action=torch.stack(actions),
-            mean=torch.stack(means),
-            log_std=self.log_std.detach().clone(),
+            output=torch.stack(outputs),
+            log_std=self.distribution.log_std.detach().clone(),
             noise=noise,
             faults=env.faults(),
             **{name: torch.stack([getattr(step, name) for step in steps]) for name in Rollout.step_fields},
@@ -230,7 +260,7 @@ class Ppo(Learner):
         packed = self._pack_samples(rollout)
         # One collective for all statistics over the samples of all ranks.
         sums = self._rank_sums(rollout, packed)
-        advantage_sums, totals, *group_sums = unpack(self._group.sum_(pack(sums)), sums)
+        advantage_sums, totals, *group_sums = unpack(self._update_group.sum_(pack(sums)), sums)
         self._standardize(packed, advantage_sums)
         self.samples = self._packing.unpack(packed)
         """Samples of the latest iteration, with standardized advantages."""
@@ -242,19 +272,22 @@ class Ppo(Learner):
             # The next minibatch is gathered while the sum over ranks is computed.
             minibatch = next(minibatches, None)
             losses.extend(self._optimizer_step(finish_average()))
+        if self._averaging:
+            self._averaging.add(totals, group_sums)
         for normalizer, sums in zip(self.normalizers.values(), group_sums, strict=True):
             normalizer.merge(sums)
         errors = self._train_encoder(rollout)
         self._steps += self.config.horizon
         self._epochs += self.config.epochs
         means = torch.stack(losses).unflatten(0, (-1, len(_LOSS_NAMES) + len(_NORM_NAMES))).mean(0)
-        return torch.cat((totals, means, torch.stack((self.adam.learning_rate, self.log_std.exp().mean())), errors))
+        of_policy = torch.stack((self.adam.learning_rate, *self.distribution.metrics()))
+        return torch.cat((totals, means, of_policy, errors))
 
     def _train_encoder(self, rollout: Rollout) -> Tensor:
         """Train the encoder by regression, if it is, on one minibatch per step of the rollout, so that each sample is
         used once. Return the values of `_REGRESSION_NAMES`, or an empty tensor."""
         if self._regression is None:
-            return self.log_std.new_zeros(0)
+            return self.adam.learning_rate.new_zeros(0)
         images = {name: rollout.obs[name][:-1].flatten(0, 1) for name in self._images}
         targets = rollout.obs[TARGETS][:-1].flatten(0, 1)
         (order,) = minibatch_orders(self.seed, self._env_index, self._epochs.view(1), self.config.horizon)
@@ -269,15 +302,18 @@ class Ppo(Learner):
         """Return the number of threads for the update: one, unless a layer is large enough to be divided."""
         if self.encoder:
             return self._group.rank.cores
-        layer = self.env.num_envs * self.config.horizon // self.config.minibatches * max(self.config.hidden)
-        return self._group.rank.cores if layer >= _PARALLEL_LAYER_SIZE else 1
+        return self._group.rank.cores if self._layer_size() >= _PARALLEL_LAYER_SIZE else 1
+
+    def _layer_size(self) -> int:
+        """Return the number of outputs of the largest layer in a minibatch."""
+        return self.env.num_envs * self.config.horizon // self.config.minibatches * max(self.config.hidden)
 
     # The rollout
 
     def _sample_noise(self) -> Tensor:
-        """Sample standard normal numbers for the actions of an iteration, [step, env, actions]."""
+        """Sample random numbers for the actions of an iteration, [step, env, outputs of the actor]."""
         step = self._steps + torch.arange(self.config.horizon, device=self.env.device)[:, None]
-        return random.normal(self.seed, self._env_index, step, random.Stream.ACTION, self.env.num_actions)
+        return self.distribution.sample_noise(self.seed, self._env_index, step)
 
     def _store_images(self, index: int, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy images, which the env overwrites, into the rollout. Return the observations with the copies."""
@@ -285,19 +321,25 @@ class Ppo(Learner):
             images[index].copy_(obs[name].permute(0, 2, 3, 1))
         return obs | {name: images[index].permute(0, 3, 1, 2) for name, images in self._images.items()}
 
+    def _step(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Any, ...]:
+        """Step the env. Return the step and the results of `_choose_actions`."""
+        output, action, *more = self._act(obs, noise)
+        return self.env.step(action), output, action, *more
+
     def _choose_actions(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean action and the action, which differs from it by `noise`. If the encoder is trained by
+        """Return the output of the actor, and the action for the scaled `noise`. If the encoder is trained by
         regression, also return its predictions; otherwise, if the critic uses images, the value, because both networks
         share the features."""
         vectors = {name: self._normalize(name, obs[name]) for name in self._actor_groups}
         features = self.encoder(obs) if self.encoder else None
         x = vector_input(vectors, self._actor_groups, features)
-        mean = self._actor_forward(x)
+        output = self._actor_forward(x)
+        action = self.distribution.act(output, noise)
         if self._regresses and features is not None:
-            return mean, mean + noise, features
+            return output, action, features
         # The critic has the inputs of the actor if it uses images.
         value = (self.critic(x).squeeze(-1),) if self._critic_uses_images else ()
-        return mean, mean + noise, *value
+        return output, action, *value
 
     def _estimate_value(self, obs: dict[str, Tensor]) -> Tensor:
         vectors = {name: self._normalize(name, obs[name]) for name in self._critic_groups}
@@ -336,7 +378,8 @@ class Ppo(Learner):
         """Do the same with values that the rollout has. There are no images of the states before a reset, so after a
         time limit the value of the state before the step is used, as RSL-RL and RL-Games do."""
         obs = {name: self._sample_obs(name, rollout) for name in self._sample_groups}
-        return self._samples(rollout, obs, value[:-1], torch.where(rollout.truncated, value[:-1], value[1:]))
+        final_value = value[:-1] if rollout.final_value is None else rollout.final_value
+        return self._samples(rollout, obs, value[:-1], torch.where(rollout.truncated, final_value, value[1:]))
 
     def _sample_obs(self, name: str, rollout: Rollout) -> Tensor:
         rows = rollout.obs[name][:-1]
@@ -348,14 +391,15 @@ class Ppo(Learner):
     def _samples(self, rollout: Rollout, obs: dict[str, Tensor], value: Tensor, next_value: Tensor) -> Samples:
         discount, decay = self.config.discount, self.config.gae_lambda
         advantage = advantages(rollout.reward, value, next_value, rollout.terminated, rollout.done, discount, decay)
+        action, log_prob = self.distribution.samples_of(rollout)
         return Samples(
             obs=obs,
-            action=rollout.action,
-            mean=rollout.mean,
+            action=action,
+            output=rollout.output,
             advantage=advantage,
             value_target=advantage + value,
             value=value,
-            log_prob=log_prob(rollout.noise, rollout.log_std),
+            log_prob=log_prob,
         )
 
     def _sums_of_this_rank(self, rollout: Rollout, packed: PackedSamples) -> list[Tensor]:
@@ -374,7 +418,7 @@ class Ppo(Learner):
         advantage = self._packing.unpack(packed).advantage.unsqueeze(1)
         advantage.copy_(standardize(advantage, sums, correction=0))
 
-    def _minibatches(self, packed: PackedSamples) -> Iterator[PackedSamples]:
+    def _minibatches(self, packed: PackedSamples) -> Iterator[Any]:
         """Gather the minibatches of all epochs one after the other."""
         epochs = self._epochs + torch.arange(self.config.epochs, device=self.env.device)
         for order in minibatch_orders(self.seed, self._env_index, epochs, self.config.horizon):
@@ -383,42 +427,54 @@ class Ppo(Learner):
 
     # One minibatch
 
-    def _gradient_by_autograd(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
+    def _gradient_by_autograd(self, minibatch: Any, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Compute the gradient in place; return the values of `_LOSS_NAMES`."""
         with torch.enable_grad():
             loss, *parts = self._losses(minibatch, old_log_std)
             self.flat_parameters.backward(loss)
         return tuple(parts)
 
-    def _minibatch_losses(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
+    def _minibatch_losses(self, minibatch: Any, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Return the loss to minimize, and the values of `_LOSS_NAMES`."""
+        samples, output, value = self._evaluate(minibatch)
+        losses = self.distribution.losses(output, value, samples, self.config)
+        return *losses, self.distribution.kl_divergence(samples.output, old_log_std, output.detach())
+
+    def _evaluate(self, minibatch: Any) -> tuple[Samples, Tensor, Tensor]:
+        """Return the samples of a minibatch, and the output of the actor and the value of each."""
         samples = self._packing.unpack(minibatch)
-        features = self.encoder(samples.obs) if self.encoder and not self._regresses else None
-        mean = forward_padded(self.actor, vector_input(samples.obs, self._actor_groups, features))
+        of_actor, of_critic = self._network_inputs(samples.obs)
+        return samples, forward_padded(self.actor, of_actor), forward_padded(self.critic, of_critic).squeeze(-1)
+
+    def _network_inputs(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the inputs of actor and critic from normalized observations."""
+        features = self.encoder(obs) if self.encoder and not self._regresses else None
         of_critic = features if self._critic_uses_images else None
-        value = forward_padded(self.critic, vector_input(samples.obs, self._critic_groups, of_critic)).squeeze(-1)
-        losses = objective(mean, self.log_std, value, samples, self.config)
-        return *losses, kl_divergence(samples.mean, old_log_std, mean.detach(), self.log_std.detach())
+        return (
+            vector_input(obs, self._actor_groups, features),
+            vector_input(obs, self._critic_groups, of_critic),
+        )
 
     def _gradient_by_hand(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Do the same as `_gradient_by_autograd` without autograd."""
         samples = self._packing.unpack(minibatch)
-        mean, value = self._batched.forward(
+        output, value = self._batched.forward(
             (vector_input(samples.obs, self._actor_groups), vector_input(samples.obs, self._critic_groups))
         )
-        losses, (mean_gradient, log_std_gradient, value_gradient) = objective_gradient(
-            mean, self.log_std, value.squeeze(1), samples, self.config
+        losses, (by_output, by_parameters, by_value) = self.distribution.gradient(
+            output, value.squeeze(1), samples, self.config
         )
-        self._batched.backward((mean_gradient, value_gradient.unsqueeze(1)))
-        self._log_std_gradient.copy_(log_std_gradient)
-        return *losses, kl_divergence(samples.mean, old_log_std, mean, self.log_std)
+        self._batched.backward((by_output, by_value.unsqueeze(1)))
+        for gradient, each in zip(self._distribution_gradients, by_parameters, strict=True):
+            gradient.copy_(each)
+        return *losses, self.distribution.kl_divergence(samples.output, old_log_std, output)
 
     def _begin_average(self, losses: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Begin to average gradient and losses over the samples of all ranks. The returned function waits for the
         result and returns the losses."""
-        if not self._group.is_distributed:
+        if not self._update_group.is_distributed:
             return lambda: losses
-        finish = self.flat_parameters.begin_average(self._group.begin_sum_, self._rollout_env.share, losses)
+        finish = self.flat_parameters.begin_average(self._update_group.begin_sum_, self._rollout_env.share, losses)
         return lambda: finish().unbind(0)
 
     def _optimizer_step(self, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -440,11 +496,30 @@ class Ppo(Learner):
         return first_non_finite(self.env, first_obs, self.rollout.steps())
 
     def policy(self) -> Policy:
-        if not self.config.normalize_observations or not self._actor_groups:
-            return Policy(self.actor, self._actor_groups, self.encoder)
-        used = [self.normalizers[name] for name in self._actor_groups]
-        mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
-        return Policy(fold_normalizer(self.actor, mean, std), self._actor_groups, self.encoder)
+        if self._averaging is None:
+            return self._make_policy(self.normalizers)
+        with self._averaging.latest_sync():
+            return deepcopy(self._make_policy(self._averaging.normalizers))
+
+    def _make_policy(self, normalizers: dict[str, RunningStatistics]) -> Policy:
+        actor = self.actor
+        if self.config.normalize_observations and self._actor_groups:
+            used = [normalizers[name] for name in self._actor_groups]
+            mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
+            actor = fold_normalizer(actor, mean, std)
+        return Policy(with_choices(actor, self.distribution.choices), self._actor_groups, self.encoder)
+
+    def state(self) -> dict[str, Any]:
+        if self._averaging is None:
+            return super().state()
+        # The state is the same on all ranks only after a sync.
+        self._averaging.finish_period()
+        return super().state() | {"averaging": self._averaging.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        if self._averaging:
+            self._averaging.load_state(state.get("averaging"))
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self.adam.learning_rate.fill_(learning_rate)

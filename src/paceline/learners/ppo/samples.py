@@ -23,12 +23,14 @@ class Rollout:
     final_obs: dict[str, Tensor]
     """Observations before any reset, of the groups that the critic uses; empty if it uses images."""
     action: Tensor
-    mean: Tensor
-    """Mean of the distribution from which the action was sampled."""
+    """Actions that the env took."""
+    output: Tensor
+    """Output of the actor: means of continuous actions, or logits of discrete ones."""
     log_std: Tensor
-    """Logarithm of the standard deviation of the actions, [actions]; the same for all samples."""
+    """Logarithm of the standard deviation of continuous actions, [actions], the same for all samples; empty for
+    discrete actions."""
     noise: Tensor
-    """Standard normal samples from which the actions were computed."""
+    """Random numbers from which the actions were computed."""
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
@@ -36,9 +38,14 @@ class Rollout:
     faults: Tensor
     """`VecEnv.faults`, [2]."""
     value: Tensor | None = None
-    """Value estimates of `obs`, [step, env], which are computed in the rollout if the critic uses images."""
+    """Value estimates of `obs`, [step, env], which are computed in the rollout if the critic uses images or has a
+    state."""
+    final_value: Tensor | None = None
+    """Value estimates of `final_obs`, [step, env], if `value` has them too and `final_obs` is not empty."""
     features: Tensor | None = None
     """Predictions of the image encoder, [step, env, targets], if it is trained by regression."""
+    states: Tensor | None = None
+    """States of recurrent networks at the start of each sequence, [sequence, env, ...]."""
 
     @property
     def done(self) -> Tensor:
@@ -63,8 +70,10 @@ class Samples(NamedTuple):
     """Observation groups; vectors are normalized and may have extra columns of zeros at the end. Images are [sample,
     channel, height, width] in channels-last memory."""
     action: Tensor
-    mean: Tensor
-    """Mean action of the policy that collected the sample."""
+    """Continuous actions, or discrete ones as 1 for each choice that was taken and 0 for the others; as wide as
+    `output`."""
+    output: Tensor
+    """Output of the actor of the policy that collected the sample: means or logits."""
     advantage: Tensor
     value_target: Tensor
     value: Tensor
@@ -90,32 +99,32 @@ class PackedSamples(NamedTuple):
 class SamplePacking:
     """Packs the float tensors of samples into one matrix, so that a minibatch is gathered by one index_select.
 
-    `widths` are the widths of the float vectors among the observation groups. Vectors start at multiples of `alignment`
-    columns.
+    `widths` are the widths of the float vectors among the observation groups, and `num_outputs` that of the actor's
+    output. Vectors start at multiples of `alignment` columns.
     """
 
-    def __init__(self, widths: dict[str, int], num_actions: int, alignment: int = 1):
+    def __init__(self, widths: dict[str, int], num_outputs: int, alignment: int = 1):
         self._groups = tuple(widths)
         # The padding lies before the actions, so that each row is a multiple of `alignment` wide.
-        padding = -(2 * num_actions + 4) % alignment
-        self._widths = (*widths.values(), padding, num_actions, num_actions, 1, 1, 1, 1)
+        padding = -(2 * num_outputs + 4) % alignment
+        self._widths = (*widths.values(), padding, num_outputs, num_outputs, 1, 1, 1, 1)
 
     def pack(self, samples: Samples) -> PackedSamples:
         """Pack samples whose tensors are [step, env, ...]."""
         vectors = [samples.obs[name] for name in self._groups]
         padding = samples.action.new_zeros((*samples.advantage.shape, self._widths[len(vectors)]))
         scalars = torch.stack((samples.advantage, samples.value_target, samples.value, samples.log_prob), dim=-1)
-        floats = torch.cat((*vectors, padding, samples.action, samples.mean, scalars), dim=-1)
+        floats = torch.cat((*vectors, padding, samples.action, samples.output, scalars), dim=-1)
         images = {name: obs.flatten(0, 1) for name, obs in samples.obs.items() if name not in self._groups}
         return PackedSamples(floats.flatten(0, 1), images)
 
     def unpack(self, packed: PackedSamples) -> Samples:
         """Return views of packed samples."""
-        *vectors, _, action, mean, advantage, target, value, log_prob = packed.floats.split(self._widths, dim=1)
+        *vectors, _, action, output, advantage, target, value, log_prob = packed.floats.split(self._widths, dim=1)
         images = {name: image.permute(0, 3, 1, 2) for name, image in packed.images.items()}
         obs = dict(zip(self._groups, vectors, strict=True)) | images
         scalars = (scalar.squeeze(1) for scalar in (advantage, target, value, log_prob))
-        return Samples(obs, action, mean, *scalars)
+        return Samples(obs, action, output, *scalars)
 
 
 def advantages(

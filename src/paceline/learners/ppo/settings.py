@@ -5,7 +5,15 @@ from typing import ClassVar, Literal
 
 from paceline.errors import UserError
 from paceline.learners.settings import IMAGE_SETTINGS, LEARNING_RATES, Settings, translated
-from paceline.validation import LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
+from paceline.validation import (
+    LayerWidth,
+    LayerWidths,
+    NonNegative,
+    PerIteration,
+    Positive,
+    RecurrentLayers,
+    UnitInterval,
+)
 
 
 @dataclass(frozen=True)
@@ -15,6 +23,7 @@ class PpoSettings(Settings):
     flags: ClassVar[str] = "ppo"
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden", "activation", "initial_std", "normalize_observations"),
+        *("rnn_type", "rnn_hidden_size", "rnn_layers"),
         *IMAGE_SETTINGS,
         "image_dtype",
     )
@@ -23,9 +32,13 @@ class PpoSettings(Settings):
     epochs: PerIteration = translated("epochs")
     minibatches: PerIteration = translated("minibatches")
     """Number of minibatches per epoch, at least 1. Must divide --ppo.horizon.
-    Each minibatch has the same number of steps from every env."""
+    Each minibatch has the same number of steps from every env.
+    With --ppo.rnn-type these steps are consecutive, and gradients are propagated back through them."""
     hidden: LayerWidths = translated("hidden_layers")
     activation: Literal["elu", "relu", "tanh"] = translated("activation")
+    rnn_type: Literal["none", "lstm", "gru"] = translated("rnn_type")
+    rnn_hidden_size: LayerWidth = translated("rnn_hidden_size")
+    rnn_layers: RecurrentLayers = translated("rnn_layers")
     learning_rate: Positive = translated("learning_rate")
     """Initial learning rate, above 0. If --ppo.desired-kl is above 0, it is adapted between 1e-5 and 1e-2."""
     desired_kl: NonNegative = translated("desired_kl")

@@ -10,15 +10,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder
 from paceline.learners.image_packing import ImagePacking
 from paceline.learners.networks import mlp_of
 from paceline.learners.optimizers import broadcast_parameters
 from paceline.learners.rollout import RolloutEnv
+from paceline.learners.settings import flag
 from paceline.learners.skrl.learner import (
     ObservationRows,
     SkrlLearner,
@@ -41,7 +44,7 @@ with without_launcher():
     from jax.flatten_util import ravel_pytree
     from skrl.agents.jax.ppo import PPO, PPO_CFG
     from skrl.memories.jax import RandomMemory
-    from skrl.models.jax import DeterministicMixin, GaussianMixin, Model
+    from skrl.models.jax import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
     from skrl.resources.preprocessors.jax import RunningStandardScaler
     from skrl.resources.schedulers.jax import KLAdaptiveLR
 
@@ -57,8 +60,17 @@ class SkrlJax(SkrlLearner):
     agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
+        for name in ("network", "mixed_precision"):
+            if getattr(config, name):
+                raise UserError(f"{flag(config, name)} needs skrl on torch: use --learner skrl")
         rows = ObservationRows(env, "skrl_jax")
         super().__init__(env, config, seed, group, rows)
+        if len(choices := self._rollout_env.actions.choices) > 1:
+            # All columns would be sampled with the same random numbers.
+            raise UserError(
+                f"learner skrl_jax does not support actions of several choices, {choices}: use one of the learners "
+                "ppo, rsl_rl, rl_games and skrl"
+            )
         self._device = jax_device(env.device)
         # Device on which skrl and JAX create arrays.
         skrl.config.jax.device = self._device
@@ -75,7 +87,7 @@ class SkrlJax(SkrlLearner):
 
     def collect(self) -> None:
         """Collect a rollout, with the noise of actions and the order of samples seeded from torch's generator."""
-        self.agent.policy._g_key, self.agent.policy._g_i = random_key(), 0
+        self.agent.policy.set_key(random_key())
         np.random.seed(int(torch.randint(2**32, ())))
         super().collect()
 
@@ -89,7 +101,7 @@ class SkrlJax(SkrlLearner):
 class _Agent(PPO):
     """Learns from the samples of all ranks. skrl's own distributed training is off."""
 
-    policy: "_Policy"
+    policy: "_Policy | _CategoricalPolicy"
     value: "_Value"
     memory: "_Memory"
 
@@ -105,7 +117,7 @@ class _Agent(PPO):
         # Checks the settings of the encoder, and receives its weights in `policy_networks`.
         self._encoder = make_encoder(rows.images, config, torch.Generator())
         env, group = rollout_env.env, rollout_env.group
-        boxes = rows.spaces(env.num_actions, device)
+        boxes = rows.spaces(rollout_env.actions, device)
         self.networks = make_networks(config, boxes, rows.images)
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=device)
         memory.observation_dtype = jnp.dtype(str(rows.dtype).removeprefix("torch."))
@@ -142,7 +154,7 @@ class _Agent(PPO):
         return float(self.policy_learning_rate)
 
     def policy_networks(self) -> tuple[nn.Module, ImageEncoder | None]:
-        """Return a torch network that computes mean actions from features and the normalized vector, and the
+        """Return a torch network that computes mean actions or logits from features and the normalized vector, and the
         encoder."""
         dense = [f"Dense_{index}" for index in range(len(self._config.layers) + 1)]
         network = mlp_of(map(self._torch_layer, dense), _ACTIVATIONS[self._config.activations][1])
@@ -180,7 +192,8 @@ class _Agent(PPO):
 
 def make_networks(config: SkrlSettings, boxes: dict[str, Any], images: ImagePacking | None = None) -> dict[str, Model]:
     """Return the policy and the value network, with weights sampled from torch's generator."""
-    networks = {"policy": _Policy(config, images, **boxes), "value": _Value(config, images, **boxes)}
+    kind = _CategoricalPolicy if isinstance(boxes["action_space"], Discrete) else _Policy
+    networks = {"policy": kind(config, images, **boxes), "value": _Value(config, images, **boxes)}
     for network in networks.values():
         network.init_state_dict(key=random_key())
     return networks
@@ -197,12 +210,42 @@ class _Policy(GaussianMixin, Model):
         Model.__init__(self, **boxes)
         GaussianMixin.__init__(self)
 
+    def set_key(self, key: jax.Array) -> None:
+        """Set the key of the next random numbers."""
+        self._g_key, self._g_i = key, 0
+
     @flax.linen.compact
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
         x = _encoded(inputs["observations"], self.images, self.config)
-        mean = _mlp(x, self.config, self.num_actions, last_gain=0.01)
+        mean = _mlp(x, self.config.layers, self.config.activations, self.num_actions, last_gain=0.01)
         log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.config.initial_log_std, jnp.float32))
-        return mean, {"log_std": log_std}
+        return mean, {"log_std": jax.lax.stop_gradient(log_std) if self.config.fixed_log_std else log_std}
+
+
+class _CategoricalPolicy(CategoricalMixin, Model):
+    """MLP for the logits of discrete actions."""
+
+    config: SkrlSettings = SkrlSettings()
+    images: ImagePacking | None = None
+
+    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
+        self.config, self.images = config, images
+        Model.__init__(self, **boxes)
+        CategoricalMixin.__init__(self)
+
+    def set_key(self, key: jax.Array) -> None:
+        """Set the key of the next random numbers."""
+        self._c_key, self._c_i = key, 0
+
+    def act(self, *arguments: Any, **keywords: Any) -> tuple[jax.Array, dict[str, Any]]:
+        actions, outputs = super().act(*arguments, **keywords)
+        # skrl computes the entropy from this output, and sets it to NaN.
+        return actions, outputs | {"stddev": outputs["net_output"]}
+
+    @flax.linen.compact
+    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
+        x = _encoded(inputs["observations"], self.images, self.config)
+        return _mlp(x, self.config.layers, self.config.activations, self.num_actions, last_gain=0.01), {}
 
 
 class _Value(DeterministicMixin, Model):
@@ -218,7 +261,8 @@ class _Value(DeterministicMixin, Model):
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
         states = inputs["states"]
         x = _encoded(inputs["observations"], self.images, self.config) if states is None else states
-        return _mlp(x, self.config, 1, last_gain=1.0), {}
+        layers = self.config.value_layers or self.config.layers
+        return _mlp(x, layers, self.config.activations, 1, last_gain=1.0), {}
 
 
 def _encoded(rows: jax.Array, images: ImagePacking | None, config: SkrlSettings) -> jax.Array:
@@ -263,11 +307,11 @@ def _spatial_softmax(maps: jax.Array) -> jax.Array:
     return jnp.concatenate(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1)), axis=1)
 
 
-def _mlp(x: jax.Array, config: SkrlSettings, outputs: int, last_gain: float) -> jax.Array:
+def _mlp(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
     """Compute a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
-    for width in config.layers:
+    for width in layers:
         dense = flax.linen.Dense(width, kernel_init=jax.nn.initializers.orthogonal(math.sqrt(2.0)))
-        x = _ACTIVATIONS[config.activations][0](dense(x))
+        x = _ACTIVATIONS[activation][0](dense(x))
     return flax.linen.Dense(outputs, kernel_init=jax.nn.initializers.orthogonal(last_gain))(x)
 
 

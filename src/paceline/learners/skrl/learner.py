@@ -4,21 +4,23 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.env.vec_env import Step, VecEnv
+from paceline.env.vec_env import ActionSpec, Step, VecEnv
+from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import ImageEncoder, images_of
 from paceline.learners.image_packing import ImagePacking
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy
 from paceline.learners.rollout import vector_widths
-from paceline.learners.settings import refuse
+from paceline.learners.settings import check_action_space, refuse
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import row_sums, standardize
 
@@ -39,15 +41,24 @@ def without_launcher() -> Iterator[None]:
 
 
 class ObservationRows:
-    """Rows [env, size] of the group "policy", if there is one, and all images: an observation of skrl is a vector."""
+    """Rows [env, size] of the group "policy", if there is one, and all images: an observation of skrl is a vector. If
+    the network has parts, the rows have all groups of vectors except "critic"."""
 
-    def __init__(self, env: VecEnv, learner: str):
+    def __init__(self, env: VecEnv, learner: str, has_parts: bool = False):
         images = images_of(env)
-        self.widths = vector_widths(env, learner, tuple(images))
-        """Widths of the groups of vectors."""
-        self.vectors = ("policy",) if "policy" in self.widths else ()
+        widths = vector_widths(env, learner, tuple(images), has_parts)
+        self.vector_widths = {name: width for name, width in widths.items() if name != "critic"}
+        """Width of each group of vectors that the rows have."""
+        self.vectors = tuple(self.vector_widths)
         """Groups of vectors that the rows have."""
+        self.groups = tuple(name for name in env.observation_spec if name in (*self.vectors, *images))
+        """All groups that the rows have, in the order of the env."""
+        total = {"policy": sum(self.vector_widths.values())} if self.vectors else {}
+        self.widths = total | {name: widths[name] for name in ("critic",) if name in widths}
+        """Width of the vectors in a row, as "policy", and of the group "critic", if they exist."""
         self.images = ImagePacking(images) if images else None
+        self.size = self.widths.get("policy", 0) + (self.images.size if self.images else 0)
+        """Number of columns."""
         self.dtype = self.images.dtype if self.images and not self.vectors else torch.float32
 
     def pack(self, obs: dict[str, Tensor]) -> Tensor:
@@ -56,17 +67,30 @@ class ObservationRows:
             parts.append(self.images.pack(obs).flatten(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def spaces(self, num_actions: int, device: Any) -> dict[str, Any]:
+    def unpack(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the groups of rows [batch, size]: vectors, and images [batch, channel, height, width] in the dtype of
+        the rows."""
+        sizes = list(self.vector_widths.values())
+        *vectors, packed = rows.tensor_split(list(accumulate(sizes)) or [0], dim=1)
+        groups = dict(zip(self.vectors, vectors, strict=False))
+        return groups | (self.images.unpack(packed.unflatten(1, self.images.shape)) if self.images else {})
+
+    def spaces(self, actions: ActionSpec, device: Any) -> dict[str, Any]:
         """Return the result of `spaces` for these observations."""
-        size = self.widths.get("policy", 0) + (self.images.size if self.images else 0)
-        return spaces(self.widths | {"policy": size}, num_actions, device)
+        return spaces(self.widths | {"policy": self.size}, actions, device)
 
 
-def spaces(widths: dict[str, int], num_actions: int, device: Any) -> dict[str, Any]:
+def spaces(widths: dict[str, int], actions: ActionSpec, device: Any) -> dict[str, Any]:
     """Return spaces and device as keyword arguments of skrl's classes. skrl calls the group "critic" states."""
-    sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic"), "action_space": num_actions}
+    sizes = {"observation_space": widths["policy"], "state_space": widths.get("critic")}
     boxes = {name: Box(-np.inf, np.inf, (size,)) if size else None for name, size in sizes.items()}
-    return {"device": device, **boxes}
+    return {"device": device, **boxes, "action_space": _action_space(actions)}
+
+
+def _action_space(actions: ActionSpec) -> Space[Any]:
+    if len(actions.choices) == 1:
+        return Discrete(actions.choices[0])
+    return MultiDiscrete(list(actions.choices)) if actions.choices else Box(-np.inf, np.inf, (actions.width,))
 
 
 def make_encoder(images: ImagePacking | None, config: SkrlSettings, generator: torch.Generator) -> ImageEncoder | None:
@@ -124,10 +148,11 @@ class SkrlLearner(Learner):
     env has one, and the groups of the actor otherwise."""
 
     agent: Any
-    """skrl's PPO with the methods `log_std`, `learning_rate` and `policy_networks`."""
+    """skrl's PPO with the methods `log_std`, for continuous actions, `learning_rate` and `policy_networks`."""
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group, rows: ObservationRows):
         super().__init__(env, seed, group)
+        check_action_space(config, self._rollout_env.actions)
         self.config, self._rows = config, rows
         self._divergences: list[float] = []
 
@@ -187,25 +212,33 @@ class SkrlLearner(Learner):
     def update(self) -> dict[str, Any]:
         agent = self.agent
         agent.update(**_NO_SCHEDULE)
-        log_std = agent.log_std()
+        if self._rollout_env.actions.choices:
+            # An estimate, from the actions of the rollout.
+            entropy, std = -torch.from_dlpack(agent.memory.get_tensor_by_name("log_prob")), {}
+        else:
+            log_std = agent.log_std()
+            entropy, std = (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(), {"policy/std": log_std.exp()}
         return {
             "loss/surrogate": agent.tracking_data["Loss / Policy loss"],
             "loss/value": agent.tracking_data["Loss / Value loss"],
-            "loss/entropy": (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(),
+            "loss/entropy": entropy,
             "policy/kl": self._divergences,
             "policy/learning_rate": agent.learning_rate(),
-            "policy/std": log_std.exp(),
+            **std,
         }
 
     def policy(self) -> Policy:
         network, encoder = self.agent.policy_networks()
+        network = with_choices(network, self._rollout_env.actions.choices)
+        if self.config.network:
+            return Policy(network, (), encoder)
         if scaler := self.agent.checkpoint_modules.get("observation_preprocessor"):
             features = self.config.image_features if encoder else 0
-            network = nn.Sequential(_Normalizer(scaler, features), network)
+            network = nn.Sequential(Normalizer(scaler, features), network)
         return Policy(network, self._rows.vectors, encoder)
 
 
-class _Normalizer(nn.Module):
+class Normalizer(nn.Module):
     """Normalizes vectors and clips them as a scaler of skrl does, on torch or JAX. The features of images, which come
     first, do not change."""
 

@@ -1,10 +1,12 @@
 """Settings of skrl, under its own names, the same for torch and JAX."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
+from paceline.learners.skrl.network_parts import parse_parts
 from paceline.validation import Bounded, LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
 
 
@@ -16,23 +18,57 @@ class SkrlSettings(Settings):
     horizon_field: ClassVar[str] = "rollouts"
     minibatches_field: ClassVar[str] = "mini_batches"
     fixed: ClassVar[tuple[str, ...]] = (
-        "layers",
-        "activations",
-        "initial_log_std",
-        "observation_normalization",
-        "value_normalization",
+        *("separate", "layers", "value_layers", "activations", "network"),
+        *("action_space", "initial_log_std", "fixed_log_std"),
+        *("observation_normalization", "value_normalization"),
         *IMAGE_SETTINGS,
     )
+    library: ClassVar[str] = "skrl"
+    library_defaults: ClassVar[Mapping[str, Any]] = {
+        "rollouts": 16,
+        "learning_epochs": 8,
+        "mini_batches": 2,
+        "action_space": "any",
+        "separate": True,
+        "value_layers": None,
+        "network": "",
+        "initial_log_std": 0.0,
+        "fixed_log_std": False,
+        "learning_rate": 0.001,
+        "learning_rate_scheduler": "none",
+        "kl_threshold": 0.008,
+        "discount_factor": 0.99,
+        "gae_lambda": 0.95,
+        "ratio_clip": 0.2,
+        "value_clip": 0.2,
+        "entropy_loss_scale": 0.0,
+        "value_loss_scale": 2.5,
+        "grad_norm_clip": 0.5,
+        "observation_normalization": False,
+        "value_normalization": False,
+        "time_limit_bootstrap": False,
+        "rewards_shaper_scale": 1.0,
+        "mixed_precision": False,
+    }
     horizon = derived(lambda settings: settings.rollouts)
     minibatches = derived(lambda settings: settings.mini_batches)
 
     rollouts: PerIteration = translated("horizon")
     learning_epochs: PerIteration = translated("epochs")
     mini_batches: PerIteration = translated("minibatches")
+    separate: bool = True
+    """Give policy and value separate hidden layers; otherwise they share them. skrl on JAX has only separate ones."""
     layers: LayerWidths = translated("hidden_layers")
+    value_layers: LayerWidths | None = None
+    """Widths of the hidden layers of the value, if it has separate ones, each from 1 to 8192.
+    The default are those of --skrl.layers."""
     activations: Literal["elu", "relu", "tanh"] = translated("activation")
+    action_space: Literal["any", "continuous", "discrete"] = "any"
+    """Actions for which the settings are meant. A task with other actions is an error."""
     initial_log_std: Bounded = translated(lambda task: math.log(task.initial_std))
-    """Natural logarithm of the initial standard deviation of the action noise."""
+    """Natural logarithm of the initial standard deviation of the action noise, from -1e9 to 1e9."""
+    fixed_log_std: bool = False
+    """Keep the standard deviation of the action noise constant."""
     learning_rate: Positive = translated("learning_rate")
     learning_rate_scheduler: Literal["KLAdaptiveLR", "none"] = translated(
         lambda task: "KLAdaptiveLR" if task.desired_kl else "none"
@@ -50,7 +86,8 @@ class SkrlSettings(Settings):
     # Twice that of the task, as is common with skrl.
     value_loss_scale: NonNegative = translated(lambda task: 2.0 * task.value_loss_weight)
     """Weight of the value loss; at least 0."""
-    grad_norm_clip: Positive = translated("max_gradient_norm")
+    grad_norm_clip: NonNegative = translated("max_gradient_norm")
+    """Norm to which the gradient is clipped, at least 0; 0 disables clipping."""
     observation_normalization: bool = translated("normalize_observations")
     value_normalization: bool = True
     """Normalize values and returns by their running mean and standard deviation."""
@@ -58,10 +95,20 @@ class SkrlSettings(Settings):
     """Bootstrap the return of an episode that the time limit ends from the value of its last observation."""
     rewards_shaper_scale: Positive = 1.0
     """Factor of the rewards that the learner receives, above 0. Metrics show the unscaled rewards."""
+    mixed_precision: bool = False
+    """Compute networks and losses in bfloat16. skrl on JAX does not have it."""
+    network: str = ""
+    """Parts of the network of policy and value, as YAML in the form of skrl's configuration files. They replace
+    --skrl.layers, --skrl.activations and the image encoder. skrl on JAX does not have them."""
     image_channels: LayerWidths = translated("image_channels")
     image_kernels: LayerWidths = translated("image_kernels")
     image_strides: LayerWidths = translated("image_strides")
     image_features: PerIteration = translated("image_features")
     image_pooling: Literal["flatten", "spatial_softmax"] = translated("image_pooling")
-    image_training: Literal["policy", "targets"] = translated("image_training")
-    """Loss that trains the image encoder. Only that of the policy is supported."""
+    image_training: Literal["policy", "targets"] = translated(lambda _: "policy")
+    """Loss that trains the image encoder. Only that of the policy is supported, for all tasks."""
+
+    def check(self) -> None:
+        super().check()
+        if self.network:
+            parse_parts(self.network)

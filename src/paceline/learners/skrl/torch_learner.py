@@ -10,9 +10,7 @@ from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
 from paceline.env.vec_env import VecEnv
-from paceline.learners.encoders import ImageEncoder
-from paceline.learners.image_packing import ImagePacking
-from paceline.learners.networks import Encoder, mlp
+from paceline.learners.networks import Encoder
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
 from paceline.learners.rollout import RolloutEnv
 from paceline.learners.skrl.learner import (
@@ -20,16 +18,15 @@ from paceline.learners.skrl.learner import (
     SkrlLearner,
     UnscaledValues,
     agent_config,
-    make_encoder,
     without_launcher,
 )
 from paceline.learners.skrl.settings import SkrlSettings
+from paceline.learners.skrl.torch_networks import PolicyNetwork, make_networks
 from paceline.tensors.statistics import merge_, row_sums
 
 with without_launcher():
     from skrl.agents.torch.ppo import PPO, PPO_CFG
     from skrl.memories.torch import RandomMemory
-    from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
     from skrl.resources.preprocessors.torch import RunningStandardScaler
     from skrl.resources.schedulers.torch import KLAdaptiveLR
 
@@ -40,7 +37,7 @@ class SkrlTorch(SkrlLearner):
     agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        rows = ObservationRows(env, "skrl")
+        rows = ObservationRows(env, "skrl", has_parts=bool(config.network))
         super().__init__(env, config, seed, group, rows)
         self.agent = _Agent(self._rollout_env, rows, config, seed, self.average_kl)
         broadcast_parameters(group, self.agent.networks.parameters())
@@ -53,8 +50,7 @@ class SkrlTorch(SkrlLearner):
 class _Agent(PPO):
     """Learns from the samples of all ranks. skrl's own distributed training, which has statistics per rank, is off."""
 
-    policy: "_Policy"
-    value: "_Value"
+    policy: PolicyNetwork
     memory: "_Memory"
 
     def __init__(
@@ -66,12 +62,12 @@ class _Agent(PPO):
         average_kl: Callable[[float], float],
     ):
         env, group = rollout_env.env, rollout_env.group
-        boxes = rows.spaces(env.num_actions, env.device)
-        networks = (rows.images, config, torch.Generator().manual_seed(seed))
+        boxes = rows.spaces(rollout_env.actions, env.device)
+        models = make_networks(boxes, rows, config, torch.Generator().manual_seed(seed))
         memory = _Memory(memory_size=config.rollouts, num_envs=env.num_envs, device=env.device)
         memory.observation_dtype = rows.dtype
         super().__init__(
-            models={"policy": _Policy(boxes, *networks), "value": _Value(boxes, *networks)},
+            models=models,
             memory=memory,
             cfg=agent_config(
                 PPO_CFG,
@@ -85,72 +81,31 @@ class _Agent(PPO):
             ),
             **boxes,
         )
+        if config.mixed_precision:
+            # bfloat16 has the range of float32, so gradients need no scale. With one, a rank could skip a step.
+            torch.set_autocast_dtype(env.device.type, torch.bfloat16)
+            self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         modules = {name: part for name, part in self.checkpoint_modules.items() if isinstance(part, nn.Module)}
+        if self.policy is self.value:
+            del modules["value"]
         self.networks = nn.ModuleDict(modules)
         """Networks and normalizers."""
-        GradientHook(self.optimizer, rollout_env, config.grad_norm_clip)
+        GradientHook(self.optimizer, rollout_env, config.grad_norm_clip or None)
         self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor, group, correction=1)
         self.init()
         self.enable_training_mode()
 
     def log_std(self) -> Tensor:
-        return self.policy.log_std.detach()
+        return self.policy.noise()["log_std"].detach()
 
     def learning_rate(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
     def policy_networks(self) -> tuple[nn.Module, Encoder | None]:
-        """Return a network that computes mean actions from features and the normalized vector, and the encoder."""
-        return self.policy.network, self.policy.encoder
-
-
-class _Policy(GaussianMixin, Model):
-    def __init__(
-        self,
-        boxes: dict[str, Any],
-        images: ImagePacking | None,
-        config: SkrlSettings,
-        generator: torch.Generator,
-    ):
-        Model.__init__(self, **boxes)
-        GaussianMixin.__init__(self)
-        self._images, self.encoder = images, make_encoder(images, config, generator)
-        inputs = self.num_observations + (config.image_features - images.size if images else 0)
-        self.network = mlp(inputs, config.layers, self.num_actions, config.activations, 0.01, generator)
-        self.log_std = nn.Parameter(torch.full((self.num_actions,), config.initial_log_std))
-
-    # The mixin passes the role by position, unlike the declaration in Model.
-    def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.network(_encoded(inputs["observations"], self._images, self.encoder)), {"log_std": self.log_std}
-
-
-class _Value(DeterministicMixin, Model):
-    def __init__(
-        self,
-        boxes: dict[str, Any],
-        images: ImagePacking | None,
-        config: SkrlSettings,
-        generator: torch.Generator,
-    ):
-        Model.__init__(self, **boxes)
-        DeterministicMixin.__init__(self)
-        self._input = "states" if boxes["state_space"] else "observations"
-        self._images = None if boxes["state_space"] else images
-        self.encoder = make_encoder(self._images, config, generator)
-        inputs = self.num_states or self.num_observations + (config.image_features - images.size if images else 0)
-        self.network = mlp(inputs, config.layers, 1, config.activations, 1.0, generator)
-
-    # The mixin passes the role by position, unlike the declaration in Model.
-    def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.network(_encoded(inputs[self._input], self._images, self.encoder)), {}
-
-
-def _encoded(rows: Tensor, images: ImagePacking | None, encoder: ImageEncoder | None) -> Tensor:
-    """Return the features of the images, if there are any, and the vector of each row."""
-    if images is None or encoder is None:
-        return rows
-    vector, packed = rows.tensor_split([rows.shape[1] - images.size], dim=1)
-    return torch.cat((encoder(images.unpack(packed.unflatten(1, images.shape))), vector), dim=1)
+        """Return a network that computes mean actions or logits from features and the normalized vector, and the
+        encoder. If the network has parts, they are the encoder."""
+        policy = self.policy
+        return policy.network, policy.parts_encoder(self.checkpoint_modules) if policy.parts else policy.encoder
 
 
 class _Memory(RandomMemory):

@@ -3,9 +3,11 @@
 import math
 from dataclasses import dataclass
 
+import mujoco
 import torch
 from torch import Tensor
 
+from paceline.env.policy_interface import ObservationPart
 from paceline.env.task import EnvState, ResetState
 from paceline.env.training_settings import TrainingSettings
 from paceline.robots.legged import G1
@@ -92,6 +94,13 @@ class G1Velocity(VelocityTask):
             "policy": torch.cat((groups["policy"], gait_phase), dim=1),
             "critic": torch.cat((groups["critic"], gait_phase, self._feet_height(state)), dim=1),
         }
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        groups, phase = super().observation_parts(model), f"Phase of a gait of {self.stride_seconds:g} s per stride."
+        phase = f"{phase} Both are zero if the norm of the command is at most 0.1."
+        gait = ObservationPart("gait_phase", 2, labels=("sin", "cos"), description=phase)
+        feet = ObservationPart("feet_height", 2, "m", labels=self.legged.feet)
+        return {"policy": (*groups["policy"], gait), "critic": (*groups["critic"], gait, feet)}
 
     def terminated(self, state: EnvState) -> Tensor:
         fallen = state.sensor("upvector")[:, 2] < self.min_upright

@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
+from paceline.env.policy_interface import ObservationPart
 from paceline.env.task import EnvState, ResetState
 from paceline.errors import UserError
 from paceline.robots.legged import GO1
@@ -144,6 +145,15 @@ class Go1VelocityRough(Go1Velocity):
             "policy": torch.cat((flat["policy"], noisy), dim=1),
             "critic": torch.cat((flat["critic"][:, :-1], scan), dim=1),
         }
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        groups = super().observation_parts(model)
+        meaning = "Height of the terrain relative to the ground under a standing robot. Labels: meters ahead and left."
+        points = tuple(f"{forward:g} {left:g}" for forward, left in _SCAN)
+        scan = ObservationPart(
+            "terrain_heights", NUM_SCAN_POINTS, "m", clip=(-1.0, 1.0), labels=points, description=meaning
+        )
+        return {"policy": (*groups["policy"], scan), "critic": (*groups["critic"][:-1], scan)}
 
     def metrics(self, state: EnvState) -> dict[str, Tensor]:
         return super().metrics(state) | {"terrain_level": state.task_state["terrain_level"][:, 0]}

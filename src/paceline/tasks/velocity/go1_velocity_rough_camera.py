@@ -7,6 +7,7 @@ import mujoco
 from torch import Tensor
 
 from paceline.cameras.camera import Camera, add_cameras, look_at
+from paceline.env.policy_interface import ObservationPart
 from paceline.env.task import EnvState
 from paceline.tasks.registry import TaskEntry
 from paceline.tasks.velocity import go1_velocity_rough
@@ -51,6 +52,11 @@ class Go1VelocityRoughCamera(Go1VelocityRough):
             "critic": obs["critic"],
             "image_targets": obs["critic"][:, -NUM_SCAN_POINTS:],
         }
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        groups = super().observation_parts(model)
+        *policy, scan = groups["policy"]
+        return groups | {"policy": tuple(policy), "image_targets": (scan,)}
 
 
 ENTRY = TaskEntry(

@@ -6,11 +6,13 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Self
 
 import mujoco
+import numpy as np
 import torch
 from annotated_types import Ge, Gt, Interval, Le
 from torch import Tensor
 
 from paceline.env.observations import MAX_HISTORY_STEPS, is_valid_delay
+from paceline.env.policy_interface import XYZ, ActionMapping, CommandRange, ObservationPart, joint_names
 from paceline.env.randomization import Randomization
 from paceline.env.task import CommandDisplay, Decimation, EnvState, ResetState, Task
 from paceline.errors import UserError
@@ -26,6 +28,7 @@ Fraction = Annotated[float, Gt(0), Le(1)]
 _COMMAND_SAMPLES, _EVENT_SAMPLES = 5, 12
 # Half-widths of the uniform observation noise: base velocity, gyro and up vector, then angle and speed of each joint.
 _BASE_NOISE, _JOINT_POS_NOISE, _JOINT_VEL_NOISE = (*[0.1] * 3, *[0.2] * 3, *[0.05] * 3), 0.01, 1.5
+_COMMAND_LABELS, _COMMAND_UNITS = ("forward", "left", "yaw"), ("m/s", "m/s", "rad/s")
 
 
 def num_samples(joints: int) -> tuple[int, int]:
@@ -122,8 +125,7 @@ class VelocityTask(Task):
         rows = {
             "default_height": home[2:3],
             "default_joint_pos": home[7:],
-            # Angle that an action of 1 adds to the target, rad.
-            "action_scale": self.action_scale * max_torque / kp,
+            "action_scale": self._action_scale(model),
             "kp": kp,
             "kd": -model.actuator_biasprm[:, 2],
             "max_torque": max_torque,
@@ -132,6 +134,10 @@ class VelocityTask(Task):
             "observation_noise": (*_BASE_NOISE, *[_JOINT_POS_NOISE] * joints, *[_JOINT_VEL_NOISE] * joints),
             "max_command": (self.max_forward_speed, self.max_lateral_speed, self.max_yaw_rate),
         }
+
+    def _action_scale(self, model: mujoco.MjModel) -> np.ndarray:
+        """Return the angle that an action of 1 adds to the target of each joint, rad."""
+        return self.action_scale * model.actuator_forcerange[:, 1] / model.actuator_gainprm[:, 0]
 
     def state_spec(self) -> dict[str, int]:
         feet = len(self.legged.feet)
@@ -229,6 +235,35 @@ class VelocityTask(Task):
             "policy": torch.cat((noisy, exact), dim=1),
             "critic": torch.cat((sensed, exact, feet, state.qpos[:, 2:3]), dim=1),
         }
+
+    def observation_parts(self, model: mujoco.MjModel) -> dict[str, tuple[ObservationPart, ...]]:
+        joints, feet, home = joint_names(model), self.legged.feet, model.key("home").qpos
+        num_joints, gravity = len(joints), "Direction of gravity in the frame of the base, a unit vector."
+        spin = "Angular velocity in the frame of the base."
+        policy = (
+            ObservationPart("base_lin_vel", 3, "m/s", labels=XYZ, description="Velocity in the frame of the base."),
+            ObservationPart("base_ang_vel", 3, "rad/s", labels=XYZ, description=spin),
+            ObservationPart("projected_gravity", 3, scale=-1.0, labels=XYZ, description=gravity),
+            ObservationPart("joint_pos", num_joints, "rad", offset=tuple(home[7:].tolist()), labels=joints),
+            ObservationPart("joint_vel", num_joints, "rad/s", labels=joints),
+            ObservationPart("command", 3, _COMMAND_UNITS, labels=_COMMAND_LABELS),
+            ObservationPart("actions", num_joints, labels=joints, description="Latest action; zero at the start."),
+        )
+        critic = (
+            ObservationPart("feet_contact", len(feet), labels=feet, description="1 if the foot touches the ground."),
+            ObservationPart("feet_air_time", len(feet), "s", labels=feet, description="Time since the last contact."),
+            ObservationPart("base_height", 1, "m", description="Height above the origin of the world."),
+        )
+        return {"policy": policy, "critic": (*policy, *critic)}
+
+    def action_mapping(self, model: mujoco.MjModel) -> ActionMapping:
+        scale, default = self._action_scale(model), model.key("home").qpos[7:]
+        return ActionMapping(tuple(scale.tolist()), tuple(default.tolist()))
+
+    def command_ranges(self) -> dict[str, CommandRange]:
+        high = (self.max_forward_speed, self.max_lateral_speed, self.max_yaw_rate)
+        low = tuple(-speed for speed in high)
+        return {"twist": CommandRange(_COMMAND_LABELS, _COMMAND_UNITS, low, high, "command")}
 
     def shared_terms(self, state: EnvState) -> dict[str, Tensor]:
         """Return the reward terms of all robots without their weights, each [env]."""

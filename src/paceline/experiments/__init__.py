@@ -1,0 +1,1 @@
+"""Experiments: many runs, compared with each other."""

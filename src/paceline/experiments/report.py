@@ -1,0 +1,158 @@
+"""Compare runs: a page, plots, a table in Markdown, and the results as JSON."""
+
+import json
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from paceline.errors import UserError, one_line
+from paceline.experiments.findings import findings
+from paceline.experiments.formatting import count
+from paceline.experiments.page import facts, html, markdown, results_table, runs_table
+from paceline.experiments.run_data import RunData, read_run
+from paceline.experiments.statistics import compare
+from paceline.run.directory import write_atomically
+from paceline.validation import parse_json, read_text
+
+PAGE = "report.html"
+_MOST_DIFFERENCES = 4
+
+
+def write_report(
+    directory: Path,
+    groups: dict[str, list[Path]],
+    title: str,
+    notes: list[str],
+    target_return: float | None = None,
+) -> dict[str, Any]:
+    """Compare groups of runs that differ only in their seed, by label. Write report.html, plots/*.png, results.json and
+    results.md to a directory. Return the content of results.json.
+
+    `notes` are sentences that the page shows. `target_return` is the return whose time is compared; by default it is
+    chosen. If grid.json in the directory says that ranks are emulated, no efficiency is shown.
+    """
+    check_installed()
+    runs = {label: [read_run(path) for path in paths] for label, paths in groups.items()}
+    return _write(directory, runs, title, notes, target_return)
+
+
+def report(runs: list[Path], directory: Path, target_return: float | None = None) -> dict[str, Any]:
+    """Group any runs by their settings, and compare the groups as `write_report` does."""
+    check_installed()
+    groups = group_runs([read_run(path) for path in dict.fromkeys(runs)])
+    tasks = sorted({run.config.task for of_group in groups.values() for run in of_group})
+    return _write(directory, groups, f"Comparison of runs: {', '.join(tasks)}", [], target_return)
+
+
+def print_findings(results: dict[str, Any], console: Console) -> None:
+    """Print the statements of results.json."""
+    for finding in results["findings"]:
+        console.print(f"[bold]{escape(finding['topic'])}[/] {escape(' '.join(finding['statements']))}")
+
+
+def check_installed() -> None:
+    """Raise UserError if the plots cannot be drawn."""
+    try:
+        import_module("paceline.experiments.plots")
+    except ModuleNotFoundError as error:
+        raise UserError(f"a report needs {error.name}: pip install 'paceline[report]'") from None
+
+
+def _write(
+    directory: Path, groups: dict[str, list[RunData]], title: str, notes: list[str], target_return: float | None
+) -> dict[str, Any]:
+    from paceline.experiments import plots
+
+    comparison = compare(groups, target_return, _is_emulated(directory))
+    notes = [*notes, *_run_notes(groups)]
+    found, table = findings(comparison), results_table(comparison)
+    drawn = plots.draw(groups, comparison)
+    results = {
+        "title": title,
+        "notes": notes,
+        "findings": [asdict(finding) for finding in found],
+        **asdict(comparison),
+        "runs": {label: [str(run.path) for run in runs] for label, runs in groups.items()},
+    }
+    page = html(title, facts(groups), notes, found, {"Results": table, "Runs": runs_table(groups)}, drawn)
+    try:
+        (directory / "plots").mkdir(parents=True, exist_ok=True)
+        for plot in drawn:
+            write_atomically(directory / "plots" / f"{plot.name}.png", plot.png)
+        write_atomically(
+            directory / "results.md", markdown(title, facts(groups), notes, found, {"Results": table}).encode()
+        )
+        write_atomically(directory / "results.json", json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(directory / PAGE, page.encode())
+    except OSError as error:
+        raise UserError(f"cannot write the report to {directory}: {error.strerror}") from None
+    return results
+
+
+def _is_emulated(directory: Path) -> bool:
+    """Return whether the grid of runs in a directory emulates several ranks by one rank with more envs."""
+    file = directory / "grid.json"
+    if not file.exists():
+        return False
+    try:
+        return bool(parse_json(read_text(file)).get("emulated"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}: {one_line(error)}") from None
+
+
+def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:
+    """Return sentences about runs that cannot be compared without reservation."""
+    notes = list[str]()
+    for label, runs in groups.items():
+        for run in runs:
+            if run.status != "completed":
+                notes.append(
+                    f"{run.path} has the status {run.status}; it has done {count(run.iterations, 'iteration')}."
+                )
+            if len({session.world_size for session in run.sessions}) > 1:
+                sizes = ", ".join(str(session.world_size) for session in run.sessions)
+                notes.append(f"{run.path} changed its number of ranks: {sizes}. It counts as a run of the last one.")
+        seeds = [run.config.seed for run in runs]
+        if len(set(seeds)) < len(seeds):
+            notes.append(f"Runs of {label} have the same seed: the intervals do not show the variation between seeds.")
+    return notes
+
+
+def group_runs(runs: list[RunData]) -> dict[str, list[RunData]]:
+    """Return runs that differ only in their seed together, by a label that names what differs between the groups."""
+    groups = dict[str, list[RunData]]()
+    for run in sorted(runs, key=lambda run: (run.facts.world_size, run.facts.total_envs)):
+        groups.setdefault(repr(_settings(run)), []).append(run)
+    settings = [_settings(of_group[0]) for of_group in groups.values()]
+    common = set[str].intersection(*(set(each) for each in settings))
+    differing = [name for name in settings[0] if name in common and len({repr(each[name]) for each in settings}) > 1]
+    # Envs are not part of the label if they follow from the ranks.
+    if "envs per rank" not in differing:
+        differing = [name for name in differing if name != "envs"]
+    labels = [_label(each, [name for name in differing if name != "envs per rank"]) for each in settings]
+    numbered = [label if labels.count(label) == 1 else f"{label} ({index + 1})" for index, label in enumerate(labels)]
+    return dict(zip(numbered, groups.values(), strict=True))
+
+
+def _settings(run: RunData) -> dict[str, Any]:
+    ranks, envs = run.facts.world_size, run.facts.total_envs
+    return {
+        "ranks": ranks,
+        "envs": envs,
+        "envs per rank": envs / ranks,
+        "device": run.facts.device_name,
+    } | run.options()
+
+
+def _label(settings: dict[str, Any], names: list[str]) -> str:
+    if not names:
+        return str(settings["task"])
+    parts = [
+        count(settings[name], name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {settings[name]}"
+        for name in names[:_MOST_DIFFERENCES]
+    ]
+    return ", ".join(parts) + (", ..." if len(names) > _MOST_DIFFERENCES else "")

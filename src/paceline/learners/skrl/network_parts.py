@@ -1,0 +1,158 @@
+"""Networks of several parts, as skrl's configuration files describe them. The files are data: nothing is executed."""
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UserError, unknown
+from paceline.validation import parse_yaml, shown
+
+ACTIVATIONS = ("elu", "leaky_relu", "relu", "selu", "sigmoid", "softplus", "softsign", "tanh")
+_FUNCTIONS = ("concatenate", "permute", "one_hot_encoding")
+_OBSERVATIONS = ("OBSERVATIONS", "STATES")
+_FLATTEN = "flatten"
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Layer of a part that observes an image."""
+
+    out_channels: int
+    kernel_size: int
+    stride: int = 1
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Layers that compute the output of a part from an expression of observations and earlier parts."""
+
+    name: str
+    input: ast.expr
+    layers: tuple[int | Convolution | None, ...]
+    """Widths of linear layers, convolutions, and None for a layer that flattens images."""
+    activations: tuple[str | None, ...]
+    """Activation function after each layer."""
+
+
+def parse_parts(text: str) -> list[Part]:
+    """Return the parts of a network. Raise UserError if Paceline cannot build it."""
+    try:
+        parts = parse_yaml(text)
+    except ValueError as error:
+        raise UserError(f"a network is not plain YAML: {error}") from None
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise UserError(
+            f"a network is {shown(parts)}, but must be a list of parts with the keys name, input and layers"
+        )
+    found = list[Part]()
+    for part in parts:
+        found.append(_parse_part(part, {each.name for each in found}))
+    return found
+
+
+def _parse_part(part: dict[str, Any], names: set[str]) -> Part:
+    name = str(part.get("name", ""))
+    if "type" in part:
+        raise UserError(
+            f"part {name!r} of a network is {shown(part['type'])}: Paceline has no recurrent parts for skrl"
+        )
+    for key in part:
+        if key not in ("name", "input", "layers", "activations"):
+            raise UserError(f"part {name!r} of a network: {unknown('key', str(key), ('name', 'input', 'layers'))}")
+    try:
+        expression = ast.parse(str(part.get("input", "OBSERVATIONS")), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise _bad_input(name, part) from None
+    _check_input(expression, names, name, part)
+    layers = tuple(_parse_layer(layer, name) for layer in part.get("layers") or ())
+    activations = part.get("activations") or [None]
+    activations = activations if isinstance(activations, list) else [activations]
+    activations = activations * len(layers) if len(activations) == 1 else activations
+    if len(activations) != len(layers) or not set(activations) <= {None, "", *ACTIVATIONS}:
+        raise UserError(
+            f"part {name!r} of a network has the activations {shown(part.get('activations'))}: give one of "
+            f"{', '.join(ACTIVATIONS)}, or one per layer"
+        )
+    return Part(name, expression, layers, tuple(each or None for each in activations))
+
+
+def _parse_layer(layer: Any, name: str) -> int | Convolution | None:
+    match layer:
+        case "flatten" | {"flatten": _}:
+            return None
+        case int() | {"linear": int()}:
+            width = layer if isinstance(layer, int) else layer["linear"]
+            if not isinstance(width, bool) and 1 <= width <= 2**13:
+                return width
+        case {"conv2d": {"out_channels": _, "kernel_size": _} as sizes} if len(layer) == 1:
+            numbers = all(type(size) is int and 0 <= size <= 2**13 for size in sizes.values())
+            if numbers and sizes.keys() <= Convolution.__dataclass_fields__.keys():
+                return Convolution(**sizes)
+        case _:
+            pass
+    raise UserError(
+        f"part {name!r} of a network has the layer {shown(layer)}: a layer is a width, flatten, or conv2d with "
+        "out_channels, kernel_size, stride and padding"
+    )
+
+
+def _bad_input(name: str, part: dict[str, Any]) -> UserError:
+    return UserError(
+        f"part {name!r} of a network has the input {shown(part.get('input'))}: an input consists of OBSERVATIONS, "
+        f"OBSERVATIONS[...], earlier parts, +, -, * and the functions {', '.join(_FUNCTIONS)}"
+    )
+
+
+def _check_input(node: ast.expr, names: set[str], name: str, part: dict[str, Any]) -> None:
+    """Raise UserError unless `evaluate` can evaluate the expression."""
+    match node:
+        case ast.Name(id=known) if known in names or known in _OBSERVATIONS:
+            return
+        case ast.Subscript(value=ast.Name(id=known), slice=ast.Constant(value=str() | int())) if known in _OBSERVATIONS:
+            return
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult(), right=right):
+            for side in (left, right):
+                _check_input(side, names, name, part)
+        case ast.Call(func=ast.Name(id="concatenate"), args=[ast.List(elts=items)], keywords=[]) if items:
+            for item in items:
+                _check_input(item, names, name, part)
+        case ast.Call(func=ast.Name(id="permute"), args=[image, ast.Tuple() as order], keywords=[]) if (
+            ast.unparse(order) == "(0, 3, 1, 2)"
+        ):
+            _check_input(image, names, name, part)
+        case ast.Call(func=ast.Name(id="one_hot_encoding"), args=[ast.Name(), observations], keywords=[]):
+            _check_input(observations, names, name, part)
+        case _:
+            raise _bad_input(name, part)
+
+
+def evaluate(node: Any, observe: Callable[[str | int | None], Any], parts: Mapping[str, Any], concatenate: Any) -> Any:
+    """Return the value of the input of a part. `observe` returns an observation group by its name or its index, or all
+    observations. Images have their channels first, and discrete observations are encoded by the env, so permute and
+    one_hot_encoding change nothing."""
+
+    def value(node: Any) -> Any:
+        match node:
+            case ast.Name(id=name):
+                return parts[name] if name in parts else observe(None)
+            case ast.Subscript(slice=ast.Constant(value=str() | int() as index)):
+                return observe(index)
+            case ast.BinOp(left=left, op=operation, right=right):
+                one, other = value(left), value(right)
+                match operation:
+                    case ast.Add():
+                        return one + other
+                    case ast.Sub():
+                        return one - other
+                    case _:
+                        return one * other
+            case ast.Call(func=ast.Name(id="concatenate"), args=[ast.List(elts=items)]):
+                return concatenate([value(item) for item in items])
+            case ast.Call(func=ast.Name(id="permute"), args=[image, _]):
+                return value(image)
+            case _:
+                return value(node.args[1])
+
+    return value(node)

@@ -1,0 +1,1 @@
+"""Loggers of the training metrics, one module each."""

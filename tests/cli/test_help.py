@@ -1,0 +1,65 @@
+"""Every option of every learner and task has a help text, and every number a range or a unit."""
+
+import re
+
+import pytest
+
+from paceline.cli.train_arguments import parse
+from paceline.learners.learner import LEARNERS
+from paceline.tasks import registry
+
+RANGE = re.compile(r"at least|above|at most|\bfrom -?\d|\d to -|\d to \d|between")
+UNIT = re.compile(r", (m|m/s|kg|s|rad|rad/s|N)[.;]|[Ww]eight|Reward for|[Ff]actor|quaternion")
+"""Words of the help text of a task's option whose numbers are not limited, such as a weight or a position."""
+
+
+def help_texts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Return the help text of each option, by its name and the type of its value, without its default."""
+    with pytest.raises(SystemExit):
+        parse([*argv, "--help"])
+    texts, last = dict[str, str](), ""
+    for line in capsys.readouterr().out.splitlines():
+        # Without a terminal, lines have no frame.
+        inner = line[2:].rstrip("│ ")
+        if line[:2] not in ("│ ", "  ") or set(inner) <= set("─-"):
+            last = ""
+        elif inner.startswith("-") and last.endswith(","):
+            # The second name of a long option is on its own line.
+            texts[f"{last} {inner}"] = texts.pop(last)
+            last = f"{last} {inner}"
+        elif inner.startswith("-"):
+            last, _, text = re.sub("  +", "\0", inner, count=1).partition("\0")
+            texts[last] = text
+        elif last:
+            texts[last] += f" {inner.strip()}"
+    return {name: re.sub(r"\((default|repeatable|required|sets).*", "", text).strip() for name, text in texts.items()}
+
+
+def missing(texts: dict[str, str], prefix: str, *allowed: re.Pattern[str]) -> list[str]:
+    """Return the options with `prefix` that have no sentence, and the numbers that match none of the patterns."""
+    own = {name: text for name, text in texts.items() if name.startswith(prefix)}
+    assert own
+    numbers = [name for name in own if re.search(r"\b(INT|FLOAT)\b", name)]
+    without = [name for name in numbers if not any(pattern.search(own[name]) for pattern in allowed)]
+    return [name for name, text in own.items() if not re.match(r"[A-Z].*\.$", text)] + without
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_setting_of_a_learner_has_a_help_text_and_every_number_its_range(
+    learner: str, capsys: pytest.CaptureFixture[str]
+):
+    texts = help_texts(["cartpole", "--learner", learner], capsys)
+    assert not missing(texts, f"--{LEARNERS[learner].settings.flags}.", RANGE)
+    assert not missing(texts, "--", re.compile("."))
+
+
+@pytest.mark.parametrize("task", [*registry.names(), "gymnasium:Pendulum-v1"])
+def test_every_option_of_a_task_has_a_help_text_and_every_number_its_range_or_unit(
+    task: str, capsys: pytest.CaptureFixture[str]
+):
+    assert not missing(help_texts([task], capsys), "--env.", RANGE, UNIT)
+
+
+def test_an_option_without_a_sentence_or_a_range_is_found():
+    texts = {"--a INT": "Number, at least 1.", "--b INT": "", "--c FLOAT": "A number.", "--d": "Use it."}
+    assert missing(texts, "--", RANGE) == ["--b INT", "--b INT", "--c FLOAT"]

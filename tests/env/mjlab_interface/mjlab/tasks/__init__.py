@@ -1,0 +1,5 @@
+"""Importing this module fills the registry."""
+
+from mjlab.tasks import registry  # pyright: ignore[reportMissingImports]
+
+registry.TASKS.append("Mjlab-Rail")

@@ -1,0 +1,5 @@
+"""Settings of torch."""
+
+
+def configure_torch_backends() -> None:
+    pass
