@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -101,7 +102,8 @@ def test_a_restarted_worker_finds_the_run_of_its_launch(site: Path, tmp_path: Pa
     assert code == 0, errors
     (run,) = runs(tmp_path)
     assert (result(run)["status"], result(run)["restarts"]) == ("completed", 1)
-    assert ", from iteration 12, restart 1" in printed
+    # Step 100 is in iteration 13. The checkpoint of iteration 12 may not be complete yet, that of iteration 10 is.
+    assert re.search(", from iteration (10|12), restart 1", printed)
 
 
 def test_a_requeued_job_continues_its_run(site: Path, tmp_path: Path):
