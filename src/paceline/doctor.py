@@ -25,8 +25,9 @@ from paceline.device.cpu import free_host_bytes, usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
 from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
+from paceline.distributed.launcher import main_address, under_launcher
 from paceline.distributed.network_check import AllReduceTiming, is_loopback, missing_interfaces
-from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
+from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import action_spec
 from paceline.errors import UserError, one_line

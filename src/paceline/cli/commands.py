@@ -194,7 +194,7 @@ class DoctorArguments:
 def doctor(argv: list[str], console: Console) -> int:
     arguments = parse_options(DoctorArguments, argv, "doctor")
     check(arguments, "--")
-    from paceline.distributed.rank import adopt_jax_launcher
+    from paceline.distributed.launcher import adopt_jax_launcher
     from paceline.doctor import examine
 
     adopt_jax_launcher()

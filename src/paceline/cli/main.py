@@ -7,6 +7,7 @@ from importlib import import_module
 from rich.console import Console
 
 from paceline import __version__
+from paceline.distributed.launcher import is_first_rank
 from paceline.errors import UserError, unknown
 from paceline.process import streams
 from paceline.process.stage import stage
@@ -84,7 +85,7 @@ def _dispatch(argv: list[str]) -> int:
         raise unknown("command", argv[0], _COMMANDS)
     console = Console(highlight=False, soft_wrap=True)
     module = f"paceline.cli.{_COMMANDS[argv[0]]}"
-    if argv[0] == "train" and os.environ.get("RANK", "0") == "0":
+    if argv[0] == "train" and is_first_rank():
         with stage(console, "Loading PyTorch and MuJoCo"):
             import_module(module)
     return getattr(import_module(module), argv[0].replace("-", "_"))(argv[1:], console)

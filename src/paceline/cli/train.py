@@ -15,7 +15,8 @@ from paceline.cli.train_arguments import TrainCommand, parse
 from paceline.cli.viewer_options import ViewerOptions
 from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
-from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank, under_elastic_agent, under_launcher
+from paceline.distributed.launcher import adopt_jax_launcher, under_elastic_agent, under_launcher
+from paceline.distributed.rank import Rank, this_rank
 from paceline.errors import UserError
 from paceline.launch import local, torchrunx
 from paceline.process import interrupts

@@ -16,7 +16,7 @@ from tyro.conf import FlagCreatePairsOff
 from paceline.cli.options import parse_known_options, parse_options
 from paceline.cli.viewer_options import ViewerOptions
 from paceline.device.gpus import choose_gpus
-from paceline.distributed.rank import under_launcher
+from paceline.distributed.launcher import under_launcher
 from paceline.errors import UserError, unknown
 from paceline.learners import native_config
 from paceline.learners.learner import LEARNERS, settings_of
