@@ -140,6 +140,15 @@ class Sim(ABC):
         """Clear the faults of earlier steps, and copy the engine's state where the engine has its own memory."""
 
 
+def initial_data(model: mujoco.MjModel) -> mujoco.MjData:
+    """Return the state in the first keyframe, or the default state of a model without keyframes. Poses of bodies are
+    not computed."""
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    return data
+
+
 def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:
     """Return the columns of each sensor in `sensordata`, by sensor name."""
     sizes = zip(model.sensor_adr.tolist(), model.sensor_dim.tolist(), strict=True)
