@@ -48,6 +48,7 @@ def train(argv: list[str], console: Console) -> int:
 
 def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
     arguments, config = command.arguments, command.config
+    check(arguments, "--")
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("Training on the CPU: there is a GPU, but not MuJoCo Warp (pip install mujoco-warp).")
     if arguments.distributed and not under_launcher():
@@ -92,7 +93,6 @@ def _this_rank() -> Rank:
 def _num_ranks(command: TrainCommand) -> int:
     """Return the number of ranks on this machine, or on each of --hosts."""
     arguments, ranks, gpus = command.arguments, command.arguments.ranks, len(command.config.gpu_ids)
-    check(arguments, "--")
     if gpus and ranks not in (None, gpus):
         raise UserError(f"--ranks {ranks} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
     if arguments.hosts and arguments.launcher != "torchrunx":

@@ -166,7 +166,7 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
 
 
 def replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[str], tuple[str, ...]]:
-    """Replace the name that a task has in another library. Return the name of the task, the arguments, and what to tell
+    """Replace the name that a task has in another library. Return the name of the task, the arguments, and notes for
     the user. Raise UserError if there is no such task."""
     if name is None:
         return None, rest, ()

@@ -51,7 +51,7 @@ class Sim(ABC):
     overflows: Tensor
     """Number of steps in which each env overflowed, int64 [env]."""
     fault_free: bool = False
-    """True if no env failed or overflowed in the last `step`; False if the engine cannot tell without a host sync."""
+    """True if no env failed or overflowed in the last `step`; False if only a host sync could determine it."""
     _engine_state: dict[str, Tensor]
     """Memory of the engine for the `STATE_FIELDS` that the model has."""
     _fields: dict[str, Tensor]
