@@ -10,7 +10,6 @@ from PIL import Image, ImageDraw, ImageFont
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import Step, VecEnv
-from paceline.sim.simulation import initial_data
 from paceline.view.camera import Arrow, Color
 
 MIN_HEIGHT = 240
@@ -131,7 +130,9 @@ class VelocityArrows:
 
 def _height_above(model: mujoco.MjModel, body: int) -> float:
     """Return the height of a robot above one of its bodies in the initial pose, meters."""
-    data = initial_data(model)
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
     mujoco.mj_kinematics(model, data)
     geoms = np.flatnonzero(model.body_rootid[model.geom_bodyid] == model.body_rootid[body])
     z_rows = data.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
