@@ -21,6 +21,7 @@ CPU = ["--gpu-ids", "none"]
         ["--seed", "3", "cartpole"],
         ["--headless", "cartpole", "--seed=3"],
         ["--enable_cameras", "cartpole", "--seed=3"],
+        ["--viewer", "cartpole", "--seed=3"],
         ["--learner", "ppo", "cartpole", "--seed", "3"],
         ["--seed", "3", "--task", "cartpole"],
         ["--task=cartpole", "--seed=3"],

@@ -6,7 +6,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -130,16 +130,25 @@ def _unexpected(argument: str, names: list[str], command: str) -> UserError:
     return UserError(f"unknown option {name!r}: {f'did you mean {near}? ' if near else ''}{help_page}")
 
 
-def option_names(kind: type, prefix: str = "--") -> list[str]:
+def option_names(kind: type) -> list[str]:
     """Return the names of all options of a dataclass and of the dataclasses in its fields."""
-    names, hints = list[str](), get_type_hints(kind, include_extras=True)
+    return [name for name, _ in _options(kind)]
+
+
+def switch_names(kind: type) -> set[str]:
+    """Return the names of the options that have no value."""
+    return {name for name, is_switch in _options(kind) if is_switch}
+
+
+def _options(kind: type, prefix: str = "--") -> Iterator[tuple[str, bool]]:
+    """Yield the name of each option, and whether it is a switch, which has no value."""
+    hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], field.name.replace("_", "-")
         plain, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if isinstance(plain, type) and dataclasses.is_dataclass(plain):
-            names += option_names(plain, f"{prefix}{name}.")
+            yield from _options(plain, f"{prefix}{name}.")
         elif Positional not in annotations:
-            names.append(prefix + name)
+            yield prefix + name, plain is bool
             if plain is bool and FlagCreatePairsOff not in annotations:
-                names.append(f"{prefix}no-{name}")
-    return names
+                yield f"{prefix}no-{name}", True
