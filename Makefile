@@ -1,4 +1,4 @@
-# The first run of a target sets up what it needs in .venv; later runs start at once.
+# The first run of a target installs what it needs into .venv; later runs start at once.
 # PYTHON=python3.12 chooses the interpreter, ARGS="..." is passed on to train, test and bench.
 
 SHELL := bash
@@ -7,7 +7,7 @@ TRAIN_ENV := .venv/.installed
 TEST_ENV := .venv/.installed-test
 MJLAB_ENV := .venv-mjlab/.installed
 PEERS := bench/peers/requirements-mjlab.lock
-# Tests that mount file systems or make networks run where that is allowed.
+# Tests that mount file systems or create networks run as root only.
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
 export PYTHON
 # Tests start hundreds of processes: each imports bytecode, not source.

@@ -4,10 +4,9 @@ import io
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,7 @@ from paceline.distributed.rank import Rank
 from paceline.doctor import Finding, examine, min_bytes
 from paceline.errors import UserError
 from tests.distributed.ranks import free_port, variables
-
-WORKER = """
-import sys
-from pathlib import Path
-from paceline.cli.commands import as_json
-from paceline.doctor import examine
-directory, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-findings = examine("cartpole", 64, ("none",), "auto", directory / "run", seconds)
-(directory / name).write_text("null" if findings is None else as_json(findings))
-"""
+from tests.forked import paceline
 
 
 @pytest.fixture(autouse=True)
@@ -52,21 +42,16 @@ def single_process(place: Path, task: str | None = None, num_envs: int | None = 
 
 
 def on_ranks(place: Path, environments: Sequence[dict[str, str]], seconds: float = 30.0) -> list[dict[str, Any] | None]:
-    """Return the findings of each rank as JSON. All processes end within a minute."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, place, f"{index}.json", str(seconds)], env=os.environ | environment
-        )
-        for index, environment in enumerate(environments)
-    ]
-    try:
-        codes = [process.wait(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0] * len(codes)
-    return [json.loads((place / f"{index}.json").read_text()) for index in range(len(environments))]
+    """Return what `paceline doctor --json` prints on each rank, None for nothing. All processes end within a minute."""
+    options = ("--task", "cartpole", "--num-envs", 64, "--gpu-ids", "none", "--run-dir", "run", "--timeout", seconds)
+
+    def run(environment: dict[str, str]) -> dict[str, Any] | None:
+        done = paceline("doctor", *options, "--json", cwd=place, **environment)
+        assert done.returncode in (0, 1), done.stderr
+        return json.loads(done.stdout) if done.stdout else None
+
+    with ThreadPoolExecutor(len(environments)) as threads:
+        return list(threads.map(run, environments))
 
 
 def two_ranks(**second: str) -> list[dict[str, str]]:

@@ -33,7 +33,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`tiny_run` with actions that are not all near zero, of observations far from normalised."""
+    """`tiny_run` with actions that are not all near zero, of observations far from normalized."""
     path = tmp_path_factory.mktemp("export") / "run"
     shutil.copytree(tiny_run, path)
     state = checkpoint.load(checkpoint.newest(path / "checkpoints"))
@@ -57,11 +57,11 @@ def learner_of(run: Path) -> Ppo:
 
 @torch.no_grad()
 def case(run: Path, batch: int) -> tuple[Tensor, Tensor]:
-    """Observations, and the actions that the learner's actor takes on them after its normaliser."""
+    """Observations, and the actions that the learner's actor takes on them after its normalizer."""
     learner = learner_of(run)
     obs = 3.0 * torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch))
     actions = learner.actor(learner.normalizers["policy"].normalize(obs))
-    assert (learner.actor(obs) - actions).abs().max() > 0.1, "the normaliser makes no difference: a vacuous test"
+    assert (learner.actor(obs) - actions).abs().max() > 0.1, "the normalizer makes no difference: a vacuous test"
     assert_same(learner.policy()({"policy": obs}), actions)
     return obs, actions
 

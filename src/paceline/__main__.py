@@ -22,6 +22,7 @@ if __name__ == "__main__":
     # This comes before all imports of modules outside the interpreter.
     _leave_out_current_directory()
 
+from paceline.distributed.launcher import under_launcher  # noqa: E402
 from paceline.process import interrupts, streams  # noqa: E402
 
 _INTERRUPTED = "paceline: interrupted"
@@ -30,7 +31,7 @@ _INTERRUPTED = "paceline: interrupted"
 def main() -> None:
     streams.open_closed_descriptors()
     # A launcher sends the signal to all ranks and prints one line for all.
-    interrupts.exit_at_once(line="" if "RANK" in os.environ else _INTERRUPTED)
+    interrupts.exit_at_once(line="" if under_launcher() else _INTERRUPTED)
     # Registered first, so called last. Python resets the handlers next, and a signal would change the exit code.
     atexit.register(interrupts.ignore)
     try:

@@ -21,12 +21,14 @@ import mujoco
 import torch
 from rich.filesize import decimal
 
-from paceline.device.cpu import free_host_bytes, usable_cores
+from paceline.device.cpu import usable_cores
 from paceline.device.gpus import choose_gpus, driver_version, gpu_count, gpu_uuid
+from paceline.device.memory import free_bytes
 from paceline.distributed import network_check
 from paceline.distributed.group import Group, differences, interface_of, local_address
+from paceline.distributed.launcher import main_address, under_launcher
 from paceline.distributed.network_check import AllReduceTiming, is_loopback, missing_interfaces
-from paceline.distributed.rank import Rank, main_address, this_rank, under_launcher
+from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import action_spec
 from paceline.errors import UserError, one_line
@@ -288,13 +290,12 @@ def check_run_dir(run_dir: Path | None, rank: Rank) -> Finding:
 
 def check_memory(task: str, num_envs: int | None, engine: str, device: torch.device, sharers: int) -> Finding:
     """Check that the envs of `sharers` ranks fit into the memory of one host or GPU."""
-    entry, on_gpu = registry.find(task), device.type == "cuda"
-    num_envs = num_envs if num_envs is not None else entry.gpu_envs if on_gpu else entry.cpu_envs
+    entry = registry.find(task)
+    num_envs = num_envs or (entry.gpu_envs if device.type == "cuda" else entry.cpu_envs)
     # Measured for two small numbers of envs and extrapolated linearly.
     small, large = min_bytes(task, 16, engine), min_bytes(task, 64, engine)
     per_env = (large - small) / (64 - 16)
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else free_host_bytes()
-    return check_fit(num_envs, small - 16 * per_env, per_env, free, sharers)
+    return check_fit(num_envs, small - 16 * per_env, per_env, free_bytes(device), sharers)
 
 
 def check_fit(num_envs: int, fixed: float, per_env: float, free: int, sharers: int) -> Finding:

@@ -15,7 +15,8 @@ from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError
 from paceline.distributed.group import Group
 from paceline.distributed.launch_record import merged, this_launch
-from paceline.distributed.rank import die_with_launcher, this_rank, under_elastic_agent
+from paceline.distributed.launcher import under_elastic_agent
+from paceline.distributed.rank import die_with_launcher, this_rank
 from paceline.errors import UserError
 from paceline.learners.settings import Settings
 from paceline.process.interrupts import STOP_NOTICE, Interrupts

@@ -120,12 +120,12 @@ def from_dict(kind: type, values: dict[str, Any], source: str) -> Any:
     try:
         # YAML has the types of JSON. From JSON, pydantic's strict mode accepts arrays for tuples and objects for
         # dataclasses, but neither strings nor bools for numbers.
-        found = _fields(kind).validate_json(to_json(values, inf_nan_mode="constants"), strict=True)
+        return kind(**_fields(kind).validate_json(to_json(values, inf_nan_mode="constants"), strict=True))
     except ValidationError as error:
         raise _user_error(error, kind, f"{source}: ") from None
     except ValueError as error:
+        # The constructor of the dataclass may raise it too.
         raise UserError(f"{source}: {one_line(error)}") from None
-    return kind(**found)
 
 
 def check(instance: Any, prefix: str) -> None:

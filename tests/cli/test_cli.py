@@ -1,6 +1,7 @@
 """The command line in real processes."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -99,18 +100,6 @@ def test_a_directory_that_is_not_empty_is_not_changed(tmp_path: Path, existing_f
     assert list(tmp_path.iterdir()) == [existing_file]
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["train"], ["train", "cartpole"], ["tasks"], ["play"], ["export"], ["scale"], ["check"]]
-)
-def test_every_command_has_a_help_page(command: list[str], tmp_path: Path):
-    done = paceline(*command, "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "paceline" in done.stdout
-    if command == ["train", "cartpole"]:
-        assert "--env.max-force" in done.stdout
-        assert "--ppo.horizon" in done.stdout
-
-
 def test_train_then_resume_then_tasks(tmp_path: Path):
     done = paceline("train", "cartpole", *SMALL, "--max-iterations", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -128,9 +117,7 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     assert (result["iterations"], result["num_envs"]) == (5, 8)
     tasks = paceline("tasks", cwd=tmp_path).stdout
     assert "balance a pole on a cart" in tasks
-    assert (
-        "  cartpole: Isaac-Cartpole-Direct-v0, Isaac-Cartpole-Showcase-Box-Box-Direct-v0, Isaac-Cartpole-v0, " in tasks
-    )
+    assert re.search(r"^ cartpole +Isaac-Cartpole-Direct-v0 *$", tasks, re.MULTILINE)
 
 
 def test_the_summary_of_a_resumed_run_is_about_all_sessions(tmp_path: Path, tiny_run: Path):

@@ -1,9 +1,13 @@
-"""Every option of every learner and task has a help text, and every number a range or a unit."""
+"""Every help page fits 80 columns. Every option has a help text, and every number a range or a unit."""
 
 import re
+import sys
+from dataclasses import dataclass
 
 import pytest
 
+from paceline.cli.main import OVERVIEW, main
+from paceline.cli.options import parse_options
 from paceline.cli.train_arguments import parse
 from paceline.learners.learner import LEARNERS
 from paceline.tasks import registry
@@ -11,6 +15,51 @@ from paceline.tasks import registry
 RANGE = re.compile(r"at least|above|at most|\bfrom -?\d|\d to -|\d to \d|between")
 UNIT = re.compile(r", (m|m/s|kg|s|rad|rad/s|N)[.;]|[Ww]eight|Reward for|[Ff]actor|quaternion")
 """Words of the help text of a task's option whose numbers are not limited, such as a weight or a position."""
+
+
+COMMANDS = [
+    [],
+    *([name] for name in re.findall(r"^  paceline (\S+)", OVERVIEW, re.MULTILINE)),
+    ["train", "cartpole"],
+    *(["scale", name] for name in ("horizontal", "vertical", "forecast")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_a_help_page_that_fits_80_columns(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["paceline", *command, "--help"])
+    assert main() == 0
+    page = capsys.readouterr().out
+    assert "paceline" in page
+    assert [line for line in page.splitlines() if len(line) > 80] == []
+    if command == ["train", "cartpole"]:
+        assert "--env.max-force" in page
+        assert "--ppo.horizon" in page
+
+
+def test_line_breaks_of_docstrings_are_not_those_of_the_help_page(capsys: pytest.CaptureFixture[str]):
+    @dataclass(frozen=True)
+    class Options:
+        """Title.
+
+        A second
+        paragraph.
+        """
+
+        number: int = 1
+        """Number of
+        things."""
+        other: int = 2  # Number in a comment.
+
+    with pytest.raises(SystemExit):
+        parse_options(Options, ["--help"], "command")
+    page = capsys.readouterr().out
+    assert "  Title.\n  A second paragraph.\n" in page
+    assert "Number of things. (default: 1)" in page
+    assert "Number in a comment. (default: 2)" in page
 
 
 def help_texts(argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:

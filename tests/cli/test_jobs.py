@@ -8,7 +8,7 @@ from tests.forked import paceline
 from tests.launch.workflows import SECONDS, launch, marked, start, states, task, wait_for, workflow
 
 
-def test_a_job_is_watched_and_cancelled(tmp_path: Path):
+def test_a_job_is_watched_and_canceled(tmp_path: Path):
     with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
         script = "echo hello; printf 'no end'; setsid sleep 1000 & touch {{output}}/up; wait"
@@ -21,7 +21,7 @@ def test_a_job_is_watched_and_cancelled(tmp_path: Path):
             status = paceline("status", "test-1", cwd=tmp_path)
             logs = paceline("logs", "jobs/test-1", cwd=tmp_path)
             board = paceline("tensorboard", "test-1", cwd=tmp_path)
-            cancelled = paceline("cancel", "test-1", cwd=tmp_path)
+            canceled = paceline("cancel", "test-1", cwd=tmp_path)
             assert not marked(tmp_path / "jobs")
             output, _ = process.communicate(timeout=SECONDS)
             followed, _ = follower.communicate(timeout=SECONDS)
@@ -37,7 +37,7 @@ def test_a_job_is_watched_and_cancelled(tmp_path: Path):
     assert logs.stdout == "one    | hello\none    | no end\nsecond | hello\nsecond | no end\n"
     assert (followed, follower.returncode) == ("hello\nno end\n", 0)
     assert (board.stdout, board.returncode) == (f"http://127.0.0.1:{served.server_port}\n", 0)
-    assert (cancelled.returncode, "has ended: interrupted" in cancelled.stdout) == (0, True)
+    assert (canceled.returncode, "has ended: interrupted" in canceled.stdout) == (0, True)
     assert process.returncode == 130
     assert "second | hello\n" in output
     assert states(tmp_path) == {"one": ("stopped", 143), "second": ("stopped", 143)}

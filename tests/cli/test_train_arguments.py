@@ -1,5 +1,6 @@
 """The two-stage parse of `paceline train`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from paceline.cli.commands import DoctorArguments, PlayArguments
 from paceline.cli.options import option_names, parse_options
 from paceline.cli.train_arguments import TrainArguments, parse
 from paceline.errors import UserError
+from paceline.validation import from_dict
 
 CPU = ["--gpu-ids", "none"]
 
@@ -19,6 +21,7 @@ CPU = ["--gpu-ids", "none"]
         ["--seed", "3", "cartpole"],
         ["--headless", "cartpole", "--seed=3"],
         ["--enable_cameras", "cartpole", "--seed=3"],
+        ["--viewer", "cartpole", "--seed=3"],
         ["--learner", "ppo", "cartpole", "--seed", "3"],
         ["--seed", "3", "--task", "cartpole"],
         ["--task=cartpole", "--seed=3"],
@@ -78,3 +81,18 @@ def test_option_names_are_those_of_the_help_page(kind: type, capsys: pytest.Capt
     names = option_names(kind)
     assert len(names) >= 7
     assert not [name for name in names if f" {name} " not in page and f" {name}, " not in page]
+
+
+def test_an_error_of_the_constructor_is_one_line():
+    @dataclass(frozen=True)
+    class Options:
+        legs: int = 4
+
+        def __post_init__(self) -> None:
+            if self.legs % 2:
+                raise ValueError("legs must\nbe even")
+
+    with pytest.raises(UserError, match=r"^legs must be even$"):
+        parse_options(Options, ["--legs", "3"], "command")
+    with pytest.raises(UserError, match=r"^run\.yaml: legs must be even$"):
+        from_dict(Options, {"legs": 3}, "run.yaml")

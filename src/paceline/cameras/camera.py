@@ -10,6 +10,7 @@ import torch
 from annotated_types import Ge, Interval, Le
 
 from paceline.errors import UserError, unknown
+from paceline.run.config import option
 from paceline.validation import NonNegative, Positive, UnitInterval
 
 if TYPE_CHECKING:
@@ -31,11 +32,12 @@ class SensorEffects:
     """Imperfections of a camera. All are off by default."""
 
     depth_noise: NonNegative = 0.0
-    """Standard deviation of depth and distance at 1 m, m; at least 0. It grows with the square of the distance."""
+    """Standard deviation of the noise of depth and distance at 1 m, m; at least 0. It grows with the square of the
+    distance."""
     depth_dropout: UnitInterval = 0.0
-    """Probability that a pixel has no depth, which then is that of a miss; 0 to 1."""
+    """Probability that a pixel has no depth, 0 to 1. Its depth is then that of a miss."""
     rgb_noise: NonNegative = 0.0
-    """Standard deviation of each color channel, from 0 to 255."""
+    """Standard deviation of the noise of each color channel, whose values are 0 to 255; at least 0."""
     latency: tuple[int, int] = (0, 0)
     """Minimum and maximum delay of the images in control steps, each 0 to 100, sampled in every episode."""
 
@@ -53,11 +55,11 @@ class Camera:
     geom indices (segmentation), semantic classes of the task, and normals in the world frame."""
     body: str = ""
     """Body on which a new camera is mounted; empty for the world. A camera that the model has keeps its body."""
-    pos: Vector | None = None
+    pos: Annotated[Vector | None, option("X Y Z")] = None
     """Position relative to the body, m. The default is that of the model's camera."""
-    quat: tuple[float, float, float, float] | None = None
+    quat: Annotated[tuple[float, float, float, float] | None, option("W X Y Z")] = None
     """Orientation relative to the body as a unit quaternion, w first. The default is that of the model's camera."""
-    fovy: Annotated[float, Interval(ge=1.0, le=170.0)] | None = None
+    fovy: Annotated[Annotated[float, Interval(ge=1.0, le=170.0)] | None, option("DEGREES")] = None
     """Vertical field of view in degrees, 1 to 170. The default is that of the model's camera."""
     near: Positive = 0.01
     """Distance of the near plane, m; above 0. Nothing nearer is drawn."""
@@ -69,7 +71,7 @@ class Camera:
     """Type of depth, distance and normals."""
     every: Annotated[int, Ge(1), Le(1000)] = 1
     """Number of control steps per image, 1 to 1000. An env that was reset always gets a new image."""
-    rate: Positive | None = None
+    rate: Annotated[Positive | None, option("HZ")] = None
     """Images per second of simulated time in place of `every`, Hz; above 0.
     The number of control steps per image must be whole. The default is an image in every control step."""
     frames: Annotated[int, Ge(1), Le(16)] = 1

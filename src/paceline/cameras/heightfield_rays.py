@@ -4,6 +4,8 @@ path, which takes about 40 us on a large terrain."""
 import mujoco
 import numpy as np
 
+from paceline.cameras.meshes import heightfield_triangles, unit
+
 # Tolerance in cells at the borders of triangles, so that no ray passes between two of them.
 _MARGIN = 1e-9
 
@@ -12,11 +14,10 @@ class HeightfieldRays:
     """Casts rays at the upper surface of a heightfield that does not move, from points above it."""
 
     def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, geom: int):
-        field = model.geom_dataid[geom]
-        rows, columns = model.hfield_nrow[field], model.hfield_ncol[field]
-        x, y, z, _ = model.hfield_size[field]
-        first = model.hfield_adr[field]
-        self._heights = z * model.hfield_data[first : first + rows * columns].reshape(rows, columns).astype(np.float64)
+        points, _ = heightfield_triangles(model, model.geom_dataid[geom])
+        rows, columns = points.shape[:2]
+        x, y = points[-1, -1, :2]
+        self._heights = points[..., 2]
         self._pos, self._mat = data.geom_xpos[geom].copy(), data.geom_xmat[geom].reshape(3, 3).copy()
         # Cells per meter, and the position of the first corner.
         self._scale = np.array([(columns - 1) / (2.0 * x), (rows - 1) / (2.0 * y), 1.0])
@@ -59,8 +60,7 @@ class HeightfieldRays:
             outside = (cell[active] < 0.0).any(1) | (cell[active] >= self._last).any(1)
             active = active[~found & (leave < exits[active]) & ~outside]
         distance[distance > limit] = np.inf
-        normal = (normal * self._scale) @ self._mat.T
-        normal /= np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-12)
+        normal = unit((normal * self._scale) @ self._mat.T)
         return distance.reshape(shape), normal.reshape(*shape, 3)
 
     def _cross(

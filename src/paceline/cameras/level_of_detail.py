@@ -12,10 +12,11 @@ import mujoco
 import numpy as np
 
 from paceline.cameras.camera import Camera
-from paceline.cameras.meshes import area_normals, mesh_triangles, unit
+from paceline.cameras.meshes import area_normals, heightfield_triangles, mesh_triangles, unit
 from paceline.cameras.scene import HFIELD, MESH
 from paceline.cameras.smooth_normals import computed_normals, mesh_normals, split_vertices
 from paceline.cameras.surface_deviation import distances, visible_points
+from paceline.sim.simulation import initial_data
 
 # Numbers of directions and of points per triangle with which the visibility of triangles is tested.
 _DIRECTIONS, _POINTS = 80, 12
@@ -92,10 +93,8 @@ def make_triangles(model: mujoco.MjModel, drawn: np.ndarray, name: str, camera: 
 
 
 def initial_pose(model: mujoco.MjModel) -> mujoco.MjData:
-    """Return the poses of all objects in the first keyframe, or without keyframes those of the model."""
-    data = mujoco.MjData(model)
-    if model.nkey:
-        mujoco.mj_resetDataKeyframe(model, data, 0)
+    """Return the poses of all objects in the initial state."""
+    data = initial_data(model)
     mujoco.mj_forward(model, data)
     return data
 
@@ -182,23 +181,16 @@ def _visible(triangles: np.ndarray, cell: float) -> np.ndarray:
 
 def _heightfield(model: mujoco.MjModel, hfield: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the vertices of a heightfield without its bottom, [vertex, 3], and the triangles of its clusters."""
-    rows, columns = model.hfield_nrow[hfield], model.hfield_ncol[hfield]
-    x_size, y_size, z_size, base = model.hfield_size[hfield]
-    heights = model.hfield_data[model.hfield_adr[hfield] :][: rows * columns].reshape(rows, columns)
-    x, y = np.meshgrid(np.linspace(-x_size, x_size, columns), np.linspace(-y_size, y_size, rows))
-    points, grid = np.stack((x, y, heights * z_size), axis=-1).reshape(-1, 3), np.arange(rows * columns)
-    grid = grid.reshape(rows, columns)
-    a = grid[:-1, :-1]
-    b, c, d = a + 1, a + columns, a + columns + 1
-    # The diagonal is that of MuJoCo's collision detection.
-    faces = np.stack((a, b, d, a, d, c), axis=-1).reshape(rows - 1, columns - 1, 2, 3)
+    points, faces = heightfield_triangles(model, hfield)
+    rows, columns = points.shape[:2]
+    points, grid = points.reshape(-1, 3), np.arange(rows * columns).reshape(rows, columns)
     side = math.isqrt(MAX_VERTICES) - 1
     starts = ((row, column) for row in range(0, rows - 1, side) for column in range(0, columns - 1, side))
     surface = [faces[row : row + side, column : column + side].reshape(-1, 3) for row, column in starts]
     # The sides, from the border counterclockwise down to the base.
     border = np.concatenate((grid[0, :-1], grid[:-1, -1], grid[-1, :0:-1], grid[:0:-1, 0]))
     bottom = len(points) + np.arange(len(border))
-    points = np.concatenate((points, points[border] * (1.0, 1.0, 0.0) - (0.0, 0.0, base)))
+    points = np.concatenate((points, points[border] * (1.0, 1.0, 0.0) - (0.0, 0.0, model.hfield_size[hfield, 3])))
     after, bottom_after = np.roll(border, -1), np.roll(bottom, -1)
     walls = np.stack((bottom, bottom_after, after, bottom, after, border), axis=1).reshape(-1, 3)
     return points, surface + _mesh_clusters(points, walls)

@@ -66,11 +66,9 @@ class RayRenderer:
 
     def _render_background(self, name: str, classes: Mapping[str, int]) -> "_Pixels":
         """Render the geoms that cannot move, which are the same in all envs."""
-        model = copy.copy(self._sim.model)
-        moving = model.body_weldid[model.geom_bodyid] != 0
-        # Rays ignore geoms without opacity.
-        model.geom_rgba[moving, 3], model.geom_matid[moving] = 0.0, -1
-        renderer = RayRenderer(name, self._camera, MujocoSim(model, 1), classes, background=False)
+        model = self._sim.model
+        fixed = _without(model, model.body_weldid[model.geom_bodyid] != 0)
+        renderer = RayRenderer(name, self._camera, MujocoSim(fixed, 1), classes, background=False)
         return renderer._pixels(renderer._view(torch.zeros(1, dtype=torch.int64)))
 
     def render(self, images: dict[str, Tensor], due: Tensor) -> None:
@@ -312,14 +310,18 @@ def _find_terrain(sim: MujocoSim, scene: Scene) -> _Terrain | None:
         return None
     hidden = model.geom_bodyid != body
     hidden[geom] = True
-    others = None
-    if not hidden[drawn].all():
-        others = copy.copy(model)
-        # Rays ignore geoms without opacity.
-        others.geom_rgba[hidden, 3], others.geom_matid[hidden] = 0.0, -1
+    others = None if hidden[drawn].all() else MujocoSim(_without(model, hidden), 1)
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    return _Terrain(body, geom, HeightfieldRays(model, data, geom), MujocoSim(others, 1) if others else None)
+    return _Terrain(body, geom, HeightfieldRays(model, data, geom), others)
+
+
+def _without(model: mujoco.MjModel, hidden: np.ndarray) -> mujoco.MjModel:
+    """Return a copy of a model in which rays ignore the geoms of `hidden`, bool [geom]."""
+    model = copy.copy(model)
+    # Rays ignore geoms without opacity.
+    model.geom_rgba[hidden, 3], model.geom_matid[hidden] = 0.0, -1
+    return model
 
 
 def _keep_nearer(hits: tuple[np.ndarray, ...], others: tuple[np.ndarray, ...]) -> None:

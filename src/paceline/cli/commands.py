@@ -51,15 +51,16 @@ def tasks(argv: list[str], console: Console) -> int:
     console.print(table)
     console.print(
         "\nThe numbers are the defaults of --num-envs.\n"
-        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5.\n"
-        "playground:NAME is an env of MuJoCo Playground, for example playground:WalkerWalk.\n"
-        "mjlab:NAME is any task of mjlab, in an environment in which mjlab is installed.\n"
-        "\n`paceline train` also accepts these names of Isaac Lab and mjlab, and prints what differs:"
+        "gymnasium:ID is a Gymnasium environment, for example gymnasium:HalfCheetah-v5.\n"
+        "playground:NAME is an env of MuJoCo Playground: playground:WalkerWalk.\n"
+        "mjlab:NAME is a task of mjlab, in an environment in which mjlab is installed.\n"
+        "\n`paceline train` accepts names of Isaac Lab and mjlab, and prints what differs:\n"
     )
+    table = Table("task", "names in Isaac Lab and mjlab", box=None, header_style="bold")
     for name in registry.names():
-        aliases = [alias for alias, known in ALIASES.items() if known.task == name]
-        if aliases:
-            console.print(f"  {name}: {', '.join(aliases)}")
+        if aliases := [alias for alias, known in ALIASES.items() if known.task == name]:
+            table.add_row(name, "\n".join(aliases))
+    console.print(table)
     return 0
 
 
@@ -72,7 +73,8 @@ class PolicyArguments:
     task: Annotated[str | None, option("TASK")] = None
     """Task of a policy that RSL-RL trained outside of Paceline. RUN is then its file model_N.pt."""
     activation: Annotated[str | None, option("NAME")] = None
-    """Activation function of the policy in model_N.pt, used with --task. The default is that of the task."""
+    """Activation function of the policy in model_N.pt, such as elu, relu or tanh, used with --task. The default is that
+    of the task."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +174,13 @@ def export(argv: list[str], console: Console) -> int:
 class DoctorArguments:
     """Check devices, versions, network, memory and run directory before training.
 
-    Check all ranks under a launcher. The exit code is 1 if training would fail.
+    Under a launcher, all ranks are checked. The exit code is 1 if training would fail.
     """
 
     task: Annotated[str | None, option("TASK")] = None
-    """Also check that the envs of this task fit into memory."""
+    """Task whose envs are checked to fit into memory. The default is no such check."""
     num_envs: Annotated[EnvCount | None, option("N")] = None
-    """Number of envs per rank, at least 1. The default depends on the task and on the device."""
+    """Number of envs per rank, from 1 to 2^24. The default depends on the task and on the device."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, as for `paceline train`."""
     engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
@@ -194,7 +196,7 @@ class DoctorArguments:
 def doctor(argv: list[str], console: Console) -> int:
     arguments = parse_options(DoctorArguments, argv, "doctor")
     check(arguments, "--")
-    from paceline.distributed.rank import adopt_jax_launcher
+    from paceline.distributed.launcher import adopt_jax_launcher
     from paceline.doctor import examine
 
     adopt_jax_launcher()

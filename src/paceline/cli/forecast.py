@@ -13,8 +13,9 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
 from paceline.distributed.group import Group
+from paceline.distributed.launcher import under_launcher
 from paceline.distributed.network_check import time_all_reduce
-from paceline.distributed.rank import this_rank, under_launcher
+from paceline.distributed.rank import this_rank
 from paceline.errors import UserError
 from paceline.experiments.forecast import PAGE, Forecast, make_forecast
 from paceline.experiments.iteration_parts import Measurements

@@ -7,6 +7,7 @@ from importlib import import_module
 from rich.console import Console
 
 from paceline import __version__
+from paceline.distributed.launcher import is_first_rank
 from paceline.errors import UserError, unknown
 from paceline.process import streams
 from paceline.process.stage import stage
@@ -32,18 +33,21 @@ _COMMANDS = {
 
 OVERVIEW = f"""Paceline {__version__}: train robot policies in thousands of MuJoCo environments.
 
-  paceline train TASK     Train a policy, or continue a run with --resume RUN.
-  paceline launch FILE    Run a workflow file: training on several nodes, or several tasks.
-  paceline status JOB     Show a job of paceline launch; logs, cancel and tensorboard are similar.
-  paceline scale          Compare training on several numbers of ranks.
-  paceline tasks          List the tasks.
-  paceline eval RUN       Evaluate a trained policy over many episodes.
-  paceline report RUN...  Compare runs: a page with learning curves, speed and scaling.
-  paceline play RUN       Record a video of a trained policy, or show it in a browser.
-  paceline export RUN     Export a trained policy as ONNX or TorchScript.
-  paceline doctor         Check this machine before training.
-  paceline new-task NAME  Write a package with a task, to start your own from.
-  paceline check TASK     Check a task or an env against its contract.
+  paceline train TASK       Train a policy, or continue a run: --resume RUN.
+  paceline launch FILE      Run a workflow file: several nodes or tasks.
+  paceline status JOB       Show a job of paceline launch.
+  paceline logs JOB         Print the output of the tasks of a job.
+  paceline cancel JOB       End a job.
+  paceline tensorboard JOB  Print the address of the TensorBoard of a job.
+  paceline scale            Compare training on several numbers of ranks.
+  paceline tasks            List the tasks.
+  paceline eval RUN         Evaluate a trained policy over many episodes.
+  paceline report RUN...    Compare the learning curves and speed of runs.
+  paceline play RUN         Record a video of a policy, or show it in a browser.
+  paceline export RUN       Export a trained policy as ONNX or TorchScript.
+  paceline doctor           Check this machine before training.
+  paceline new-task NAME    Write a package with a task, to start your own.
+  paceline check TASK       Check a task or an env against its contract.
 
 `paceline COMMAND --help` lists the options of a command.
 To start, run `paceline train cartpole`.
@@ -84,7 +88,7 @@ def _dispatch(argv: list[str]) -> int:
         raise unknown("command", argv[0], _COMMANDS)
     console = Console(highlight=False, soft_wrap=True)
     module = f"paceline.cli.{_COMMANDS[argv[0]]}"
-    if argv[0] == "train" and os.environ.get("RANK", "0") == "0":
+    if argv[0] == "train" and is_first_rank():
         with stage(console, "Loading PyTorch and MuJoCo"):
             import_module(module)
     return getattr(import_module(module), argv[0].replace("-", "_"))(argv[1:], console)

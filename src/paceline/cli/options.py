@@ -2,13 +2,19 @@
 
 import dataclasses
 import difflib
+import inspect
 import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro import _errors
 from tyro.conf import FlagCreatePairsOff, Positional
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from paceline.errors import UserError
 from paceline.validation import shown
@@ -31,22 +37,65 @@ def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: 
     --help is one of them."""
 
     def refuse(event: _errors.ParseErrorEvent) -> None:
-        raise UserError(_explain(event, argv))
+        if explanation := _explain(event, argv):
+            raise UserError(explanation)
 
     with _errors.on_parse_error(refuse):
-        return tyro.cli(kind, args=argv, prog=f"paceline {command}", return_unknown_args=True, add_help=add_help)  # pyright: ignore[reportReturnType]
+        return tyro.cli(  # pyright: ignore[reportReturnType]
+            kind,
+            args=argv,
+            prog=f"paceline {command}",
+            description=_wrapped(inspect.getdoc(kind) or ""),
+            return_unknown_args=True,
+            add_help=add_help,
+            registry=_REGISTRY,
+        )
 
 
-def _explain(event: Any, argv: list[str]) -> str:
-    """Return what is wrong with the arguments."""
+_REGISTRY = ConstructorRegistry()
+
+
+class _OwnRule(StructTypeInfo):
+    """A dataclass that tyro describes by its own rule."""
+
+
+@_REGISTRY.struct_rule
+def _join_lines(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Make each help text of a dataclass one paragraph. tyro keeps the line breaks of docstrings that are indented."""
+    if isinstance(info, _OwnRule) or not dataclasses.is_dataclass(info.type):
+        return None
+    spec = ConstructorRegistry.get_struct_spec(_OwnRule(**vars(info)))
+    assert isinstance(spec, StructConstructorSpec)
+    fields = (dataclasses.replace(field, helptext=partial(_paragraph, field.helptext)) for field in spec.fields)
+    return dataclasses.replace(spec, fields=tuple(fields))
+
+
+def _paragraph(text: str | Callable[[], str | None] | None) -> str | None:
+    text = text() if callable(text) else text
+    return text and " ".join(text.split())
+
+
+def _wrapped(text: str) -> str:
+    """Return paragraphs in lines that fit the terminal. They are indented, because tyro joins other lines."""
+    width = shutil.get_terminal_size().columns
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return "\n".join(textwrap.fill(each, width, initial_indent="  ", subsequent_indent="  ") for each in paragraphs)
+
+
+def _explain(event: _errors.ParseErrorEvent, argv: list[str]) -> str:
+    """Return what is wrong with the arguments; empty for an event that tyro describes itself."""
     if isinstance(event, _errors.MissingArgs):
         argument = event.missing_arguments[0].arg
         name = argument.lowered.metavar if argument.is_positional() else argument.display_name()
         return f"{name} is missing: `{event.prog} --help` describes it"
-    name = event.argument.display_name()
+    if not isinstance(event, (_errors.InvalidChoice, _errors.BadValue, _errors.InstantiationFailure)):
+        return ""
+    if event.argument is None:
+        # The constructor of a dataclass has raised an error.
+        return " ".join(event.message.split())
+    name, count = event.argument.display_name(), event.argument.lowered.nargs
     if isinstance(event, _errors.InvalidChoice):
         return f"{name} {event.value}: choose from {', '.join(event.choices)}"
-    count = event.argument.lowered.nargs
     if isinstance(event, _errors.BadValue):
         return f"{name} needs {'a value' if count == 1 else f'{count} values'}"
     kind = "numbers" if float in _leaf_types(event.argument.field.type_stripped) else "integers"
@@ -81,16 +130,25 @@ def _unexpected(argument: str, names: list[str], command: str) -> UserError:
     return UserError(f"unknown option {name!r}: {f'did you mean {near}? ' if near else ''}{help_page}")
 
 
-def option_names(kind: type, prefix: str = "--") -> list[str]:
+def option_names(kind: type) -> list[str]:
     """Return the names of all options of a dataclass and of the dataclasses in its fields."""
-    names, hints = list[str](), get_type_hints(kind, include_extras=True)
+    return [name for name, _ in _options(kind)]
+
+
+def switch_names(kind: type) -> set[str]:
+    """Return the names of the options that have no value."""
+    return {name for name, is_switch in _options(kind) if is_switch}
+
+
+def _options(kind: type, prefix: str = "--") -> Iterator[tuple[str, bool]]:
+    """Yield the name of each option, and whether it is a switch, which has no value."""
+    hints = get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         hint, name = hints[field.name], field.name.replace("_", "-")
         plain, *annotations = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if isinstance(plain, type) and dataclasses.is_dataclass(plain):
-            names += option_names(plain, f"{prefix}{name}.")
+            yield from _options(plain, f"{prefix}{name}.")
         elif Positional not in annotations:
-            names.append(prefix + name)
+            yield prefix + name, plain is bool
             if plain is bool and FlagCreatePairsOff not in annotations:
-                names.append(f"{prefix}no-{name}")
-    return names
+                yield f"{prefix}no-{name}", True

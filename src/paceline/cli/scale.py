@@ -29,9 +29,12 @@ from paceline.validation import Count, check
 
 _OVERVIEW = """Compare training on several numbers of ranks.
 
-  paceline scale horizontal TASK --ranks 1 2 4 8 --num-envs 512      The same number of envs on every rank.
-  paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048       The same number of envs in total.
-  paceline scale forecast RUN --to 1024                              Forecast a run with more ranks.
+  paceline scale horizontal TASK --ranks 1 2 4 8 --num-envs 512
+      Train with the same number of envs on every rank.
+  paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048
+      Train with the same number of envs in total.
+  paceline scale forecast RUN --to 1024
+      Forecast a run with more ranks.
 
 `paceline scale EXPERIMENT --help` lists the options.
 """

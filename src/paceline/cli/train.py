@@ -15,7 +15,8 @@ from paceline.cli.train_arguments import TrainCommand, parse
 from paceline.cli.viewer_options import ViewerOptions
 from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
-from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank, under_elastic_agent, under_launcher
+from paceline.distributed.launcher import adopt_jax_launcher, under_elastic_agent, under_launcher
+from paceline.distributed.rank import Rank, this_rank
 from paceline.errors import UserError
 from paceline.launch import local, torchrunx
 from paceline.process import interrupts
@@ -47,6 +48,7 @@ def train(argv: list[str], console: Console) -> int:
 
 def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
     arguments, config = command.arguments, command.config
+    check(arguments, "--")
     if not arguments.gpu_ids and not config.gpu_ids and config.engine == "auto" and torch.cuda.is_available():
         console.print("Training on the CPU: there is a GPU, but not MuJoCo Warp (pip install mujoco-warp).")
     if arguments.distributed and not under_launcher():
@@ -91,7 +93,6 @@ def _this_rank() -> Rank:
 def _num_ranks(command: TrainCommand) -> int:
     """Return the number of ranks on this machine, or on each of --hosts."""
     arguments, ranks, gpus = command.arguments, command.arguments.ranks, len(command.config.gpu_ids)
-    check(arguments, "--")
     if gpus and ranks not in (None, gpus):
         raise UserError(f"--ranks {ranks} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
     if arguments.hosts and arguments.launcher != "torchrunx":

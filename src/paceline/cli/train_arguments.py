@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 from tyro.conf import FlagCreatePairsOff
 
-from paceline.cli.options import parse_known_options, parse_options
+from paceline.cli.options import parse_known_options, parse_options, switch_names
 from paceline.cli.viewer_options import ViewerOptions
 from paceline.device.gpus import choose_gpus
-from paceline.distributed.rank import under_launcher
+from paceline.distributed.launcher import under_launcher
 from paceline.errors import UserError, unknown
 from paceline.learners import native_config
 from paceline.learners.learner import LEARNERS, settings_of
@@ -27,9 +27,6 @@ from paceline.run.mirror import download_run
 from paceline.run.storage import is_url
 from paceline.tasks import registry
 from paceline.validation import Count, from_dict
-
-# Options without a value, after which the name of the task may follow.
-_SWITCHES = ("--headless", "--distributed", "--enable-cameras", "--enable_cameras", "--viewer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +152,9 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
     """Return the name of the task and the arguments without it. A name that does not follow --task is the first
     argument, or any argument that is a known task and is not the value of an option."""
     if named is None:
+        switches = switch_names(TrainArguments)
         for position, (previous, argument) in enumerate(pairwise(["", *rest])):
-            takes_no_value = previous in _SWITCHES or ".no-" in previous or "=" in previous
+            takes_no_value = previous.replace("_", "-") in switches or ".no-" in previous or "=" in previous
             is_value = previous.startswith("--") and not takes_no_value
             is_first = position == 0 and not argument.startswith("-")
             if is_first or (not is_value and registry.is_name(argument)):
@@ -166,7 +164,7 @@ def _take_task(named: str | None, rest: list[str]) -> tuple[str | None, list[str
 
 
 def replace_alias(name: str | None, rest: list[str]) -> tuple[str | None, list[str], tuple[str, ...]]:
-    """Replace the name that a task has in another library. Return the name of the task, the arguments, and what to tell
+    """Replace the name that a task has in another library. Return the name of the task, the arguments, and notes for
     the user. Raise UserError if there is no such task."""
     if name is None:
         return None, rest, ()

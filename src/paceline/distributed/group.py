@@ -20,7 +20,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from paceline.device.gpus import gpu_uuid
 from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
-from paceline.distributed.rank import Rank, main_address
+from paceline.distributed.launcher import main_address
+from paceline.distributed.rank import Rank
 
 # Time limit for forming the group, and for each collective of a group whose watch is not started.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from paceline.distributed.launcher import without_launcher
 from paceline.distributed.rank import die_with
 from paceline.errors import UserError, one_line
 from paceline.experiments.run_data import RunData, read_run
@@ -170,9 +171,6 @@ def _short(config: TrainConfig, num_envs: int, iterations: int) -> TrainConfig:
 def _train_apart(config: TrainConfig, cores: int, **rank: Any) -> RunData:
     """Train in another process, on the given number of cores if it is not 0, and return the run. `rank` are the
     variables of a launcher."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in launcher}
-    environment = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         directory, log = Path(folder) / "run", Path(folder) / "log"
         with log.open("wb") as output:
@@ -181,7 +179,7 @@ def _train_apart(config: TrainConfig, cores: int, **rank: Any) -> RunData:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment | {name: str(value) for name, value in rank.items()},
+                env=without_launcher(os.environ) | {name: str(value) for name, value in rank.items()},
                 preexec_fn=partial(_prepare, os.getpid(), cores),
             )
             try:

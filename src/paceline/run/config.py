@@ -46,7 +46,8 @@ class RunOptions:
     total_envs: Annotated[EnvCount | None, option("N")] = None
     """Number of envs over all ranks, from 1 to 2^24. Replaces --num-envs."""
     max_iterations: Annotated[Count, option("M")] = 100
-    """Number of iterations after which training stops, including those before a resume; at least 1."""
+    """Number of iterations after which training stops, including those before a resume; at least 1. Each task has its
+    own default."""
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
     engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"

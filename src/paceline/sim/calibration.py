@@ -5,6 +5,8 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
+from paceline.sim.simulation import initial_data
+
 _ROLLOUTS = 8
 _SECONDS = 2.0
 # A policy can reach poses with more contacts than random controls do.
@@ -21,16 +23,13 @@ class Capacity(NamedTuple):
 def measure_capacity(model: mujoco.MjModel) -> Capacity:
     """Run rollouts with random controls in the C engine and return the maxima with a margin.
 
-    Rollouts start in the first keyframe, or in the model's default pose if it has none, with random velocities.
+    Rollouts start in the initial state of the model, with random velocities.
     """
-    random, data = np.random.default_rng(0), mujoco.MjData(model)
+    random = np.random.default_rng(0)
     low, high = model.actuator_ctrlrange.T
     contacts = constraints = 0
     for _ in range(_ROLLOUTS):
-        if model.nkey:
-            mujoco.mj_resetDataKeyframe(model, data, 0)
-        else:
-            mujoco.mj_resetData(model, data)
+        data = initial_data(model)
         center = data.ctrl.copy()
         data.qvel[:] = random.normal(size=model.nv)
         for step in range(round(_SECONDS / model.opt.timestep)):

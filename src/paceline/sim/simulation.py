@@ -51,7 +51,7 @@ class Sim(ABC):
     overflows: Tensor
     """Number of steps in which each env overflowed, int64 [env]."""
     fault_free: bool = False
-    """True if no env failed or overflowed in the last `step`; False if the engine cannot tell without a host sync."""
+    """True if no env failed or overflowed in the last `step`; False if only a host sync could determine it."""
     _engine_state: dict[str, Tensor]
     """Memory of the engine for the `STATE_FIELDS` that the model has."""
     _fields: dict[str, Tensor]
@@ -138,6 +138,15 @@ class Sim(ABC):
     @abstractmethod
     def _prepare_loaded_state(self) -> None:
         """Clear the faults of earlier steps, and copy the engine's state where the engine has its own memory."""
+
+
+def initial_data(model: mujoco.MjModel) -> mujoco.MjData:
+    """Return the state in the first keyframe, or the default state of a model without keyframes. Poses of bodies are
+    not computed."""
+    data = mujoco.MjData(model)
+    if model.nkey:
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+    return data
 
 
 def sensor_columns(model: mujoco.MjModel) -> dict[str, slice]:

@@ -13,7 +13,7 @@ from trimesh.visual.material import PBRMaterial
 from trimesh.visual.texture import TextureVisuals
 
 from paceline.cameras.camera import Camera
-from paceline.cameras.meshes import mesh_triangles
+from paceline.cameras.meshes import heightfield_triangles, mesh_triangles
 from paceline.cameras.scene import (
     BOX,
     CAPSULE,
@@ -161,15 +161,8 @@ def _surface(model: mujoco.MjModel, geom: int) -> _Surface:
 def _heightfield(model: mujoco.MjModel, number: int) -> _Surface:
     """Return the upper side of a heightfield. Without normals, a browser shades each triangle on its own, so that
     steps have sharp edges."""
-    rows, columns = model.hfield_nrow[number], model.hfield_ncol[number]
-    x_size, y_size, z_size, _ = model.hfield_size[number]
-    heights = model.hfield_data[model.hfield_adr[number] :][: rows * columns].reshape(rows, columns)
-    x, y = np.meshgrid(np.linspace(-x_size, x_size, columns), np.linspace(-y_size, y_size, rows))
-    corner = np.arange(rows * columns).reshape(rows, columns)[:-1, :-1].ravel()
-    a, b, c, d = corner, corner + 1, corner + columns, corner + columns + 1
-    # The diagonal is that of MuJoCo's collision detection.
-    faces = np.stack((a, b, d, a, d, c), axis=1).reshape(-1, 3)
-    return _Surface(np.stack((x, y, heights * z_size), axis=-1).reshape(-1, 3), faces)
+    points, faces = heightfield_triangles(model, number)
+    return _Surface(points.reshape(-1, 3), faces.reshape(-1, 3))
 
 
 def _glb(meshes: list[trimesh.Trimesh], normals: bool = True) -> bytes:

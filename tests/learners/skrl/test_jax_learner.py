@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.distributed.group import Group
-from paceline.distributed.rank import Rank, adopt_jax_launcher, this_rank
+from paceline.distributed.launcher import adopt_jax_launcher
+from paceline.distributed.rank import Rank, this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState

@@ -1,9 +1,7 @@
 """Code that the skrl learners on torch and JAX share. The trainer of skrl, which logs and saves, is not used."""
 
 import math
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -26,18 +24,6 @@ from paceline.tensors.statistics import row_sums, standardize
 
 _NO_SCHEDULE = {"timestep": 0, "timesteps": 0}
 """Arguments by which skrl schedules its logs and files, which are not used."""
-
-
-@contextmanager
-def without_launcher() -> Iterator[None]:
-    """Hide the variables of a launcher: when skrl is imported under a launcher, it initializes distributed training of
-    torch, with nccl only, and of JAX."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "JAX_RANK", "JAX_LOCAL_RANK", "JAX_WORLD_SIZE")
-    found = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(found)
 
 
 class ObservationRows:
