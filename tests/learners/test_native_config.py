@@ -20,6 +20,7 @@ from paceline.learners.native_keys import native_keys, support_table
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.settings import Settings
+from paceline.learners.skrl.network_parts import RecurrentSize
 from paceline.learners.skrl.settings import SkrlSettings
 
 RSL_RL = """
@@ -293,6 +294,25 @@ def test_recurrent_networks_of_rl_games_are_read(tmp_path: Path):
         settings = vars(native("rl_games", write(tmp_path, yaml.safe_dump(content))).settings)
         assert {key: settings[f"rnn_{key}"] for key in rnn} == rnn
         assert (settings["seq_length"], settings["central_value_rnn_name"]) == (8, name)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_recurrent_parts_of_skrl_are_read(separate: bool, tmp_path: Path):
+    content = yaml.safe_load(changed(SKRL, "models.separate", separate))
+    gru = {"name": "gru", "input": "net", "type": "GRU", "layers": [64], "num_layers": 2}
+    for role in ("policy", "value"):
+        content["models"][role]["network"] = [
+            {"name": "net", "input": "STATES", "layers": [32], "activations": "elu"},
+            gru,
+        ]
+    settings = native("skrl", write(tmp_path, yaml.safe_dump(content))).settings
+    assert isinstance(settings, SkrlSettings)
+    assert (settings.recurrent, settings.separate) == (RecurrentSize("gru", 64, 2), separate)
+    for role in ("policy", "value"):
+        content["models"][role]["network"] = [gru | {"input": "OBSERVATIONS"}]
+    settings = native("skrl", write(tmp_path, yaml.safe_dump(content))).settings
+    assert isinstance(settings, SkrlSettings)
+    assert settings.recurrent == RecurrentSize("gru", 64, 2)
 
 
 def test_settings_of_a_recurrent_network_beside_no_type_have_no_effect(tmp_path: Path):

@@ -270,8 +270,8 @@ def _is_plain(value: Any, keys: Keys) -> bool:
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
         return not isinstance(value, list) or not value
     part, layers = value[0], value[0].get("layers", [])
-    inputs = map(bare, keys["input"].values)
-    return bare(part.get("input", "OBSERVATIONS")) in inputs and all(type(each) is not dict for each in layers)
+    observes_all = bare(part.get("input", "OBSERVATIONS")) in map(bare, keys["input"].values)
+    return observes_all and "type" not in part and all(type(each) is not dict for each in layers)
 
 
 def _nested(value: Any, path: str) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from paceline.learners.networks import Encoder, Policy, fold_normalizer, with_la
 from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_parameters
 from paceline.learners.ppo.objective import surrogate_loss, value_loss
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.rsl_rl.recurrent import RecurrentModel, check_recurrent, sequence_batches
+from paceline.learners.rsl_rl.recurrent import RecurrentModel, sequence_batches
 from paceline.learners.rsl_rl.settings import RslRlSettings
-from paceline.learners.settings import check_action_space, refuse
+from paceline.learners.settings import check_action_space, refuse, refuse_recurrent
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
 from paceline.tensors.statistics import merge_, row_sums, standardize
@@ -125,8 +125,8 @@ class _Algorithm(PPO):
                 model.obs_normalizer = _Normalizer(model.obs_dim, group)
             return model
 
-        if config.rnn_type != "none":
-            check_recurrent(config, env.num_envs, bool(images))
+        if images:
+            refuse_recurrent(config, "rnn_type")
         torch.manual_seed(seed)
         kind = _StateDependentGaussian if config.state_dependent_std else _Gaussian
         distribution = {"class_name": kind, "init_std": config.init_std, "std_type": config.std_type}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from paceline.errors import UserError
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import (
     LayerWidth,
@@ -111,3 +112,11 @@ class RslRlSettings(Settings):
     """Reduction of the last feature maps. Only flatten is supported."""
     image_training: Literal["policy", "targets"] = translated(lambda _: "policy")
     """Loss that trains the image encoder. Only that of the policy is supported, for all tasks."""
+
+    def check_samples(self, num_envs: int) -> None:
+        super().check_samples(num_envs)
+        if self.rnn_type != "none" and self.num_mini_batches > num_envs:
+            raise UserError(
+                f"--rsl-rl.num-mini-batches {self.num_mini_batches} is more than {num_envs} envs of a rank: with "
+                f"--rsl-rl.rnn-type {self.rnn_type} a minibatch has whole envs; use at most {num_envs}"
+            )
