@@ -245,6 +245,16 @@ def test_actions_are_clipped_in_the_env_and_in_the_policy(case: str, limit: floa
     assert learner.policy()(far).abs().max() <= limit
 
 
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_a_standard_deviation_of_rsl_rl_may_be_constant_and_has_a_range(std_type: str):
+    for changes, expected in (({"learn_std": False}, 0.5), ({"learn_std": False, "std_range": (0.0, 0.25)}, 0.25)):
+        _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type, **changes)
+        metrics = [learner.learn() for _ in range(2)]
+        assert [each["policy/std"] for each in metrics] == pytest.approx([expected] * 2)
+    _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type)
+    assert learner.learn()["policy/std"] != pytest.approx(0.5, abs=1e-6)
+
+
 def test_rl_games_scales_actions_from_one_to_the_limit():
     env, learner = make("rl_games", clip_actions=True, action_limit=3.0)
     learner.learn()

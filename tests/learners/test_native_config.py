@@ -382,6 +382,19 @@ def test_settings_that_a_file_omits_are_those_of_the_library_and_are_named(tmp_p
     assert replaced == "flags replace its clip_param"
 
 
+def test_a_constant_standard_deviation_of_rsl_rl_and_its_range_are_read(tmp_path: Path):
+    distribution = {"class_name": "GaussianDistribution", "init_std": 0.5, "learn_std": False, "std_range": [0, 0.4]}
+    settings = native("rsl_rl", write(tmp_path, changed(RSL_RL, "actor.distribution_cfg", distribution))).settings
+    assert isinstance(settings, RslRlSettings)
+    assert (settings.learn_std, settings.std_range) == (False, (0.0, 0.4))
+    text = changed(RSL_RL, "actor.distribution_cfg", distribution | {"std_range": [0, "wide"]})
+    with pytest.raises(UserError, match=r"std_range is \[0, wide\], but must be a list of numbers"):
+        native("rsl_rl", write(tmp_path, text))
+    distribution["class_name"] = "HeteroscedasticGaussianDistribution"
+    with pytest.raises(UserError, match=r"--rsl-rl.no-learn-std with --rsl-rl.state-dependent-std: use only one"):
+        native("rsl_rl", write(tmp_path, changed(RSL_RL, "actor.distribution_cfg", distribution)))
+
+
 def test_a_setting_without_a_default_must_be_in_the_file_or_a_flag(tmp_path: Path):
     file = write(tmp_path, "algorithm: {lam: 0.9}")
     with pytest.raises(UserError, match=r"num_steps_per_env is missing, and RSL-RL has no default for it: add it, or"):
@@ -753,9 +766,7 @@ def test_a_run_trains_with_the_horizon_of_the_file_and_lists_ignored_keys(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     first, second, *_ = done.stdout.splitlines()
-    assert first.startswith(
-        "learner.yaml: it omits these settings, which have the defaults of RSL-RL: use_mixed_precision false"
-    )
+    assert first.startswith("learner.yaml: it omits these settings, which have the defaults of RSL-RL: std_range ")
     assert re.match("learner.yaml: Paceline itself sets .*experiment_name.*device", second)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["iterations"], result["env_steps"]) == (2, 2 * 16 * 8)

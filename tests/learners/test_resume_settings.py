@@ -90,6 +90,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "normalize_advantage_per_mini_batch": True,
         "use_mixed_precision": True,
         "clip_actions": 0.1,
+        "std_range": (0.1, 0.2),
     },
     "rl_games": {
         "horizon_length": 4,

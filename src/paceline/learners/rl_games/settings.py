@@ -136,8 +136,9 @@ class RlGamesSettings(Settings):
     clip_observations: Positive | None = None
     """Limit of the absolute value of the observations that the networks receive; above 0. By default there is none."""
     central_value_units: LayerWidths | None = None
-    """Widths of the hidden layers of the central value network, each from 1 to 8192. The task's group critic requires
-    this network. The default of each of its settings is the setting of the same name without central-value."""
+    """Widths of the hidden layers of the central value network, each from 1 to 8192.
+    The task's group critic requires this network.
+    The default of each of its settings is the setting of the same name without central-value."""
     central_value_activation: _Activation | None = None
     """Activation function of the central value network."""
     central_value_rnn_name: Literal["none", "lstm", "gru"] | None = None

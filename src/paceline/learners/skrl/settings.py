@@ -79,10 +79,12 @@ class SkrlSettings(Settings):
     The default are those of --skrl.layers."""
     activations: Literal["elu", "relu", "tanh"] = translated("activation")
     rnn_type: Literal["none", "lstm", "gru"] = translated("rnn_type")
+    """Recurrent network before the hidden layers of policy and value, which gives the policy a memory.
+    skrl on JAX does not have it."""
     rnn_hidden_size: LayerWidth = translated("rnn_hidden_size")
     rnn_layers: RecurrentLayers = translated("rnn_layers")
     sequence_length: PerIteration | None = None
-    """Number of steps through which the gradient of a recurrent network is propagated back, at least 1.
+    """Number of steps of a sequence, through which gradients of a recurrent network are propagated back; at least 1.
     Must divide --skrl.rollouts, which is the default."""
     action_space: Literal["any", "continuous", "discrete"] = "any"
     """Actions for which the settings are meant. A task with other actions is an error."""
@@ -119,8 +121,8 @@ class SkrlSettings(Settings):
     mixed_precision: bool = False
     """Compute networks and losses in bfloat16. skrl on JAX does not have it."""
     network: str = ""
-    """Parts of the network of policy and value, as YAML in the form of skrl's configuration files. They replace
-    --skrl.layers, --skrl.activations and the image encoder. skrl on JAX does not have them."""
+    """Parts of the network of policy and value, as YAML in the form of skrl's configuration files.
+    They replace --skrl.layers, --skrl.activations and the image encoder. skrl on JAX does not have them."""
     image_channels: LayerWidths = translated("image_channels")
     image_kernels: LayerWidths = translated("image_kernels")
     image_strides: LayerWidths = translated("image_strides")
