@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.env.policy_description import METADATA_FILE, METADATA_KEY, input_name
 from paceline.env.vec_env import as_robot_env
 from paceline.errors import UserError
-from paceline.learners.networks import PolicyRunner, as_tuple
+from paceline.learners.networks import as_tuple, reset_state_
 from paceline.training.build import playable
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ExportCheck:
 
     steps: int
     actions: float
-    """Difference of the actions, divided by max(1, absolute value of the action)."""
+    """Difference of the actions, and of the states of a recurrent policy, divided by max(1, absolute value)."""
     controls: float | None
     """Difference between the controls that the metadata gives and those of the env, scaled in the same way; None if the
     metadata has no action mapping."""
@@ -52,26 +52,30 @@ def check_export(
     file: Path, run: str, task: str | None = None, activation: str | None = None, steps: int = STEPS
 ) -> ExportCheck:
     """Run the policy of a run, as for `playable`, for `steps` env steps in one env of the C engine. Compare its actions
-    with those of the exported file for the same observations, and the controls of the env with those that the
-    actions and the metadata of the file give."""
+    with those of the exported file for the same observations and states, and the controls of the env with those that
+    the actions and the metadata of the file give."""
     run_file, about = (_open_onnx if file.suffix == ".onnx" else _open_torchscript)(file)
     found = playable(run, task, activation)
-    env, policy = found.env, PolicyRunner(found.policy.eval(), found.env.num_envs)
-    exported_policy = _ExportedPolicy(run_file, about)
+    env, policy = found.env, found.policy.eval()
+    state = policy.initial_state(env.num_envs)
     robot_env = as_robot_env(env)
     rebuild = _Controls(about, robot_env) if robot_env and about["action"] else None
     obs, worst_action, worst_control = env.reset(), 0.0, 0.0
     for _ in range(steps):
-        actions = policy.act(obs)
-        exported = exported_policy.act({input_name(name): obs[name].contiguous() for name in found.policy.groups})
-        worst_action = max(worst_action, _difference(exported, actions))
+        inputs = {input_name(name): obs[name].contiguous() for name in policy.groups}
+        # Both start from the same state in every step: a recurrent network may amplify differences of rounding.
+        states = zip(about["state"], state.unbind(1), strict=True)
+        inputs |= {name: part.transpose(0, 1).contiguous() for name, part in states}
+        actions, state = policy.step(obs, state)
+        exported, *parts = run_file(inputs)
+        expected_parts = [part.transpose(0, 1) for part in state.unbind(1)]
+        pairs = zip((exported, *parts), (actions, *expected_parts), strict=True)
+        worst_action = max(worst_action, *(_difference(*pair) for pair in pairs))
         expected = rebuild.controls(exported) if rebuild else None
         step = env.step(actions)
         obs, done = step.obs, step.terminated | step.truncated
         ended = bool(done)
-        policy.reset(done)
-        if ended:
-            exported_policy.reset()
+        reset_state_(state, done)
         if rebuild and expected is not None:
             # The controls of a step that ends an episode are reset.
             worst_control = worst_control if ended else max(worst_control, _difference(expected, rebuild.applied()))
@@ -81,24 +85,6 @@ def check_export(
 
 _RunFile = Callable[[dict[str, Tensor]], Sequence[Tensor]]
 """Returns the outputs of an exported policy from its inputs by name."""
-
-
-class _ExportedPolicy:
-    """Exported policy in one env, with its state, which starts at zero and is passed on from step to step."""
-
-    def __init__(self, run_file: _RunFile, about: dict[str, Any]):
-        self._run_file, self._about = run_file, about
-        self.reset()
-
-    def reset(self) -> None:
-        """Start a new episode."""
-        shapes = {name: (part["layers"], 1, part["hidden_size"]) for name, part in self._about["state"].items()}
-        self._state = {name: torch.zeros(shape) for name, shape in shapes.items()}
-
-    def act(self, obs: dict[str, Tensor]) -> Tensor:
-        actions, *parts = self._run_file(obs | self._state)
-        self._state = {name: part.contiguous() for name, part in zip(self._state, parts, strict=True)}
-        return actions
 
 
 class _Controls:

@@ -97,6 +97,7 @@ def test_two_ranks_learn_the_same_choices_and_resume_bit_by_bit(name: str):
 COMBINED = {
     "ppo": {"rnn_type": "gru", "rnn_hidden_size": 16},
     "rsl_rl": {"rnn_type": "gru", "rnn_hidden_dim": 16, "state_dependent_std": True, "clip_actions": 0.5},
+    "skrl": {"rnn_type": "lstm", "rnn_hidden_size": 16, "separate": False},
     "rl_games": {"rnn_name": "lstm", "rnn_units": 16, "rnn_before_mlp": True, "action_limit": 0.5},
 }
 

@@ -38,6 +38,7 @@ PARTS = [
     {"name": "both", "input": "concatenate([pos + vel, pos * vel])", "layers": [12, 4], "activations": ["relu", None]},
     {"name": "net", "input": "both - both * both", "layers": [], "activations": []},
 ]
+RECURRENT_PART = {"name": "memory", "input": "net", "type": "LSTM", "layers": [8], "num_layers": 2}
 IMAGE_PARTS = [
     {
         "name": "features",
@@ -116,6 +117,13 @@ CASES: dict[str, tuple[str, Settings, tuple[str, ...]]] = {
     "skrl parts": (
         "skrl",
         dataclasses.replace(SKRL, separate=False, network=yaml.safe_dump(PARTS)),
+        ("positions", "velocities"),
+    ),
+    "skrl recurrent": (
+        "skrl",
+        dataclasses.replace(
+            SKRL, separate=False, mixed_precision=True, network=yaml.safe_dump([*PARTS, RECURRENT_PART])
+        ),
         ("positions", "velocities"),
     ),
     "skrl image parts": (
@@ -205,7 +213,7 @@ def learn_on_ranks() -> dict[str, Any]:
     torch.set_num_threads(1)
     group = Group(this_rank(()))
     found = dict[str, Any]()
-    recurrent = ("rsl_rl recurrent", "rl_games recurrent")
+    recurrent = ("rsl_rl recurrent", "rl_games recurrent", "skrl recurrent")
     for case in (*recurrent, "rl_games central", "skrl shared", "skrl mixed"):
         _, learner = make(case, group, num_envs=5)
         learner.learn()
@@ -235,6 +243,16 @@ def test_actions_are_clipped_in_the_env_and_in_the_policy(case: str, limit: floa
     assert torch.cat(env.actions).abs().max() == pytest.approx(limit)
     far = {"policy": torch.tensor([[100.0, -100.0, 100.0, 100.0], [-100.0, 100.0, -100.0, -100.0]])}
     assert learner.policy()(far).abs().max() <= limit
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_a_standard_deviation_of_rsl_rl_may_be_constant_and_has_a_range(std_type: str):
+    for changes, expected in (({"learn_std": False}, 0.5), ({"learn_std": False, "std_range": (0.0, 0.25)}, 0.25)):
+        _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type, **changes)
+        metrics = [learner.learn() for _ in range(2)]
+        assert [each["policy/std"] for each in metrics] == pytest.approx([expected] * 2)
+    _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type)
+    assert learner.learn()["policy/std"] != pytest.approx(0.5, abs=1e-6)
 
 
 def test_rl_games_scales_actions_from_one_to_the_limit():
@@ -377,10 +395,12 @@ def test_a_network_that_observes_a_group_that_the_task_does_not_have_is_refused(
         LEARNERS["skrl"].make(env, settings, 3, Group(Rank()))
 
 
-@pytest.mark.parametrize("name", ["network", "mixed_precision"])
-def test_settings_that_skrl_has_on_torch_only_are_refused_on_jax(name: str):
+@pytest.mark.parametrize(
+    ("name", "value"), [("network", yaml.safe_dump(PARTS)), ("mixed_precision", True), ("rnn_type", "gru")]
+)
+def test_settings_that_skrl_has_on_torch_only_are_refused_on_jax(name: str, value: Any):
     env: Any = Grouped(range(4), ("policy",))
-    settings = dataclasses.replace(SKRL, **{name: yaml.safe_dump(PARTS) if name == "network" else True})
+    settings = dataclasses.replace(SKRL, **{name: value})
     flag = name.replace("_", "-")
     with pytest.raises(UserError, match=f"--skrl.{flag} needs skrl on torch: use --learner skrl"):
         LEARNERS["skrl_jax"].make(env, settings, 3, Group(Rank()))
@@ -397,7 +417,13 @@ def test_settings_that_skrl_has_on_torch_only_are_refused_on_jax(name: str):
         ({"layers": [0]}, "a layer is a width, flatten, or conv2d"),
         ({"layers": [3, 3], "activations": ["elu", "gelu"]}, "give one of elu, leaky_relu"),
         ({"layers": [3], "activations": ["elu", "elu"]}, "give one of elu, leaky_relu"),
-        ({"type": "GRU"}, "is 'GRU': Paceline has no recurrent parts for skrl"),
+        ({"type": "RNN", "layers": [8]}, "a recurrent part has the type LSTM or GRU and one width"),
+        ({"type": "GRU", "layers": [8, 8]}, "a recurrent part has the type LSTM or GRU and one width"),
+        (
+            {"type": "GRU", "layers": [8], "num_layers": 99},
+            "num_layers of part 'net' of a network 99 must be",
+        ),
+        ({"type": "GRU", "layers": [8], "activations": "elu"}, "unknown key 'activations'"),
         ({"layer": [3]}, "unknown key 'layer': did you mean 'layers'"),
     ],
 )

@@ -20,6 +20,7 @@ from paceline.learners.native_keys import native_keys, support_table
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rsl_rl.settings import RslRlSettings
 from paceline.learners.settings import Settings
+from paceline.learners.skrl.network_parts import RecurrentSize
 from paceline.learners.skrl.settings import SkrlSettings
 
 RSL_RL = """
@@ -295,6 +296,25 @@ def test_recurrent_networks_of_rl_games_are_read(tmp_path: Path):
         assert (settings["seq_length"], settings["central_value_rnn_name"]) == (8, name)
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_recurrent_parts_of_skrl_are_read(separate: bool, tmp_path: Path):
+    content = yaml.safe_load(changed(SKRL, "models.separate", separate))
+    gru = {"name": "gru", "input": "net", "type": "GRU", "layers": [64], "num_layers": 2}
+    for role in ("policy", "value"):
+        content["models"][role]["network"] = [
+            {"name": "net", "input": "STATES", "layers": [32], "activations": "elu"},
+            gru,
+        ]
+    settings = native("skrl", write(tmp_path, yaml.safe_dump(content))).settings
+    assert isinstance(settings, SkrlSettings)
+    assert (settings.recurrent, settings.separate) == (RecurrentSize("gru", 64, 2), separate)
+    for role in ("policy", "value"):
+        content["models"][role]["network"] = [gru | {"input": "OBSERVATIONS"}]
+    settings = native("skrl", write(tmp_path, yaml.safe_dump(content))).settings
+    assert isinstance(settings, SkrlSettings)
+    assert settings.recurrent == RecurrentSize("gru", 64, 2)
+
+
 def test_settings_of_a_recurrent_network_beside_no_type_have_no_effect(tmp_path: Path):
     content = yaml.safe_load(RSL_RL)
     content["actor"] |= RNN | {"rnn_type": None}
@@ -360,6 +380,19 @@ def test_settings_that_a_file_omits_are_those_of_the_library_and_are_named(tmp_p
     assert "lam " not in omitted
     assert "clip_param" not in omitted
     assert replaced == "flags replace its clip_param"
+
+
+def test_a_constant_standard_deviation_of_rsl_rl_and_its_range_are_read(tmp_path: Path):
+    distribution = {"class_name": "GaussianDistribution", "init_std": 0.5, "learn_std": False, "std_range": [0, 0.4]}
+    settings = native("rsl_rl", write(tmp_path, changed(RSL_RL, "actor.distribution_cfg", distribution))).settings
+    assert isinstance(settings, RslRlSettings)
+    assert (settings.learn_std, settings.std_range) == (False, (0.0, 0.4))
+    text = changed(RSL_RL, "actor.distribution_cfg", distribution | {"std_range": [0, "wide"]})
+    with pytest.raises(UserError, match=r"std_range is \[0, wide\], but must be a list of numbers"):
+        native("rsl_rl", write(tmp_path, text))
+    distribution["class_name"] = "HeteroscedasticGaussianDistribution"
+    with pytest.raises(UserError, match=r"--rsl-rl.no-learn-std with --rsl-rl.state-dependent-std: use only one"):
+        native("rsl_rl", write(tmp_path, changed(RSL_RL, "actor.distribution_cfg", distribution)))
 
 
 def test_a_setting_without_a_default_must_be_in_the_file_or_a_flag(tmp_path: Path):
@@ -733,9 +766,7 @@ def test_a_run_trains_with_the_horizon_of_the_file_and_lists_ignored_keys(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     first, second, *_ = done.stdout.splitlines()
-    assert first.startswith(
-        "learner.yaml: it omits these settings, which have the defaults of RSL-RL: use_mixed_precision false"
-    )
+    assert first.startswith("learner.yaml: it omits these settings, which have the defaults of RSL-RL: std_range ")
     assert re.match("learner.yaml: Paceline itself sets .*experiment_name.*device", second)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["iterations"], result["env_steps"]) == (2, 2 * 16 * 8)

@@ -1,24 +1,30 @@
 """Recurrent networks against those of torch, and the state of a policy in its episodes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.distributed.rank import this_rank
+from paceline.distributed.rank import Rank, this_rank
 from paceline.distributed.sharding import shard_ranges
 from paceline.env.robot_env import RobotEnv
 from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
+from paceline.evaluate import evaluate
+from paceline.export import export
+from paceline.export_check import check_export
 from paceline.learners.learner import LEARNERS, settings_of
 from paceline.learners.networks import Policy, fold_normalizer
-from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.recurrent import RecurrentNetwork, Rnn
-from paceline.learners.skrl.settings import SkrlSettings
+from paceline.run.config import TrainConfig
+from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
+from paceline.train import train
 from paceline.training.evaluation import run_episodes
 from tests.distributed.ranks import on_ranks
 
@@ -129,7 +135,15 @@ def test_the_state_of_a_policy_starts_at_zero_in_every_episode_of_an_evaluation(
 
 LIBRARIES: dict[str, dict[str, Any]] = {
     "rsl_rl": {"num_steps_per_env": 8, "hidden_dims": (8,), "rnn_type": "lstm", "rnn_hidden_dim": 8},
-    "rl_games": {"horizon_length": 8, "minibatch_size_per_env": 4, "units": (8,), "rnn_name": "gru", "rnn_units": 8},
+    "skrl": {"rollouts": 8, "mini_batches": 2, "layers": (8,), "rnn_type": "gru", "rnn_hidden_size": 8},
+    "rl_games": {
+        "horizon_length": 8,
+        "minibatch_size_per_env": 4,
+        "units": (8,),
+        "rnn_name": "gru",
+        "rnn_units": 8,
+        "seq_length": 8,
+    },
 }
 
 
@@ -154,9 +168,25 @@ def test_all_ranks_of_a_library_have_the_same_recurrent_networks():
     torch.testing.assert_close(other, main, rtol=0, atol=0)
 
 
-def test_a_learner_without_recurrent_networks_refuses_a_task_that_trains_one():
-    with pytest.raises(
-        UserError, match=r"recurrent policy \(gru\), which learner skrl does not support: use --learner"
-    ):
-        SkrlSettings.from_training(TrainingSettings(rnn_type="gru"))
-    assert PpoSettings.from_training(TrainingSettings(rnn_type="gru")).rnn_type == "gru"
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_run_with_several_minibatches_is_evaluated_and_exported_from_one_env(name: str, tmp_path: Path):
+    config = TrainConfig(
+        "cartpole", {}, name, LIBRARIES[name], num_envs=8, max_iterations=1, logger=("none",), gpu_ids=()
+    )
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    evaluation, _ = evaluate(str(tmp_path / "run"), episodes=2)
+    assert evaluation.episodes == 2
+    assert check_export(export(str(tmp_path / "run"), "onnx", None), str(tmp_path / "run"), steps=40).passed
+
+
+def test_a_task_that_trains_a_recurrent_policy_does_so_with_every_learner_except_skrl_on_jax():
+    training = TrainingSettings(rnn_type="gru", rnn_hidden_size=9, rnn_layers=2, horizon=8, hidden_layers=(8,))
+    for name in LEARNERS:
+        env = RobotEnv(Cartpole(), 16)
+        settings = LEARNERS[name].settings.from_training(training)
+        if name == "skrl_jax":
+            with pytest.raises(UserError, match=r"--skrl.rnn-type needs skrl on torch: use --learner skrl"):
+                LEARNERS[name].make(env, settings, 0, Group(Rank()))
+        else:
+            policy = LEARNERS[name].make(env, settings, 0, Group(Rank())).policy()
+            assert (policy.state_names, policy.initial_state(3).shape) == (("h",), (3, 1, 2, 9))

@@ -40,6 +40,7 @@ SETTINGS: dict[str, Settings] = {
 }
 
 _SKRL_CHANGES: dict[str, Any] = {
+    "sequence_length": 2,
     "rollouts": 4,
     "learning_epochs": 1,
     "mini_batches": 4,
@@ -89,6 +90,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "normalize_advantage_per_mini_batch": True,
         "use_mixed_precision": True,
         "clip_actions": 0.1,
+        "std_range": (0.1, 0.2),
     },
     "rl_games": {
         "horizon_length": 4,
@@ -128,6 +130,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     # The task clips actions to -1 to 1 itself.
     ("rl_games", "clip_actions"): {"action_limit": 0.1},
     ("rl_games", "seq_length"): {"rnn_name": "lstm", "rnn_units": 8},
+    ("skrl", "sequence_length"): {"rnn_type": "gru", "rnn_hidden_size": 8},
     ("rl_games", "truncate_grads"): {"grad_norm": 1e-3},
     ("rl_games", "max_epochs"): {"lr_schedule": "linear", "max_epochs": 10},
     # Actions beyond 1.1 are penalized; a policy that learns very fast has some.

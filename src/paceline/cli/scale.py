@@ -20,7 +20,6 @@ from paceline.experiments.grid import Grid
 from paceline.experiments.nodes import Nodes
 from paceline.experiments.scaling import run
 from paceline.launch.engines import ENGINES
-from paceline.learners.settings import check_samples
 from paceline.run.config import option
 from paceline.run.directory import runs_of
 from paceline.tasks import registry
@@ -200,4 +199,4 @@ def _check(grid: Grid, command: TrainCommand) -> None:
         envs = config.total(ranks)
         if envs < ranks:
             raise UserError(f"--total-envs {envs} is too few for --ranks {ranks}: each rank needs one env")
-        check_samples(settings, min(map(len, shard_ranges(envs, ranks))))
+        settings.check_samples(min(map(len, shard_ranges(envs, ranks))))

@@ -270,8 +270,8 @@ def _is_plain(value: Any, keys: Keys) -> bool:
     if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
         return not isinstance(value, list) or not value
     part, layers = value[0], value[0].get("layers", [])
-    inputs = map(bare, keys["input"].values)
-    return bare(part.get("input", "OBSERVATIONS")) in inputs and all(type(each) is not dict for each in layers)
+    observes_all = bare(part.get("input", "OBSERVATIONS")) in map(bare, keys["input"].values)
+    return observes_all and "type" not in part and all(type(each) is not dict for each in layers)
 
 
 def _nested(value: Any, path: str) -> dict[str, Any]:
@@ -311,12 +311,17 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
             return names[0]
         raise _wrong(path, value, _one_of(get_args(hint)))
     if get_origin(hint) is tuple:
-        if isinstance(value, list) and all(type(item) is int for item in value):
-            return tuple(value)
-        raise _wrong(path, value, "a list of whole numbers")
-    if type(value) is hint or (hint is float and type(value) is int):
+        item_type = get_args(hint)[0]
+        if isinstance(value, list) and all(_has_type(item, item_type) for item in value):
+            return tuple(map(item_type, value))
+        raise _wrong(path, value, "a list of whole numbers" if item_type is int else "a list of numbers")
+    if _has_type(value, hint):
         return hint(value)
     raise _wrong(path, value, {int: "a whole number", float: "a number", bool: "true or false"}[hint])
+
+
+def _has_type(value: Any, hint: type) -> bool:
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _wrong(path: str, value: Any, expected: str) -> UserError:

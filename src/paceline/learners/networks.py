@@ -175,6 +175,13 @@ def with_layers(network: nn.Module, *layers: nn.Module) -> nn.Module:
     return nn.Sequential(network, *layers)
 
 
+def with_input_layer(network: nn.Module, layer: nn.Module) -> nn.Module:
+    """Return `network`, which may be a `RecurrentNetwork` without such a layer, after a layer."""
+    if isinstance(network, RecurrentNetwork):
+        return RecurrentNetwork(network.rnn, network.mlp, layer)
+    return nn.Sequential(layer, network)
+
+
 def _first_layer(network: nn.Module) -> tuple[Tensor, Tensor]:
     """Return weight and bias of the layer that takes the input."""
     names = ("weight_ih_l0", "bias_ih_l0") if isinstance(network, RecurrentNetwork) else ("weight", "bias")

@@ -81,11 +81,6 @@ class Settings:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values = {name: field.metadata["translate"](training) for name, field in fields.items() if field.metadata}
         learner = cls.flags.replace("-", "_")
-        if training.rnn_type != "none" and "rnn_type" not in fields:
-            raise UserError(
-                f"the task trains a recurrent policy ({training.rnn_type}), which learner {learner} does not support: "
-                "use --learner ppo, rsl_rl or rl_games"
-            )
         for name, value in training.overrides.get(learner, {}).items():
             if name not in fields:
                 raise UserError(f"training.overrides[{learner!r}]: {unknown('setting', name, fields)}")
@@ -96,23 +91,22 @@ class Settings:
         """Raise UserError for an invalid value."""
         validation.check(self, f"--{self.flags}.")
 
+    def check_samples(self, num_envs: int) -> None:
+        """Raise UserError if a rank cannot train with `num_envs` envs. A policy can be played with any number."""
+        # The loss of an empty minibatch is NaN.
+        samples, minibatches = num_envs * self.horizon, self.minibatches
+        if minibatches > samples:
+            more, steps = (flag(self, name) for name in (self.minibatches_field, self.horizon_field))
+            raise UserError(
+                f"{more} {minibatches} is more than {samples} samples, which the smallest rank collects in an "
+                f"iteration (envs x steps: {num_envs} x {self.horizon}): use at most {samples}, or more envs "
+                f"(--num-envs, --total-envs) or steps ({steps})"
+            )
+
 
 def flag(settings: Settings, name: str) -> str:
     """Return the command-line flag of a setting."""
     return f"--{settings.flags}.{name.replace('_', '-')}"
-
-
-def check_samples(settings: Settings, num_envs: int) -> None:
-    """Raise UserError if a rank with `num_envs` has fewer samples than minibatches: the loss of an empty minibatch is
-    NaN."""
-    samples, minibatches = num_envs * settings.horizon, settings.minibatches
-    if minibatches > samples:
-        more, steps = (flag(settings, name) for name in (settings.minibatches_field, settings.horizon_field))
-        raise UserError(
-            f"{more} {minibatches} is more than {samples} samples, which the smallest rank collects in an iteration "
-            f"(envs x steps: {num_envs} x {settings.horizon}): use at most {samples}, or more envs (--num-envs, "
-            f"--total-envs) or steps ({steps})"
-        )
 
 
 def check_action_space(settings: Settings, actions: ActionSpec) -> None:
@@ -132,3 +126,12 @@ def refuse(settings: Settings, name: str, value: str, supported: str, learners: 
     if getattr(settings, name) == value:
         given = flag(settings, name)
         raise UserError(f"{given} {value} is not supported: use {given} {supported}, or --learner {learners}")
+
+
+def refuse_recurrent(settings: Settings, name: str) -> None:
+    """Raise UserError if the setting `name` is a recurrent network, for a task with cameras."""
+    if (value := getattr(settings, name)) != "none":
+        given = flag(settings, name)
+        raise UserError(
+            f"{given} {value} is not supported for a task with cameras: use {given} none, or --learner ppo or skrl"
+        )

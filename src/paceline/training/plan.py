@@ -8,7 +8,7 @@ from typing import Any
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
-from paceline.learners.settings import Settings, check_samples, flag
+from paceline.learners.settings import Settings, flag
 from paceline.run import checkpoint
 from paceline.run.config import MOST_ENVS, TrainConfig, plain
 from paceline.run.directory import RunDir
@@ -119,7 +119,7 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
     if total_envs < ranks:
         raise UserError(f"{total_envs} envs are too few for {ranks} ranks: each needs one")
     envs = shard_ranges(total_envs, ranks)
-    check_samples(settings, min(map(len, envs)))
+    settings.check_samples(min(map(len, envs)))
     return dataclasses.replace(plan, total_envs=total_envs, envs=tuple(envs))
 
 

@@ -89,8 +89,8 @@ def test_what_recurrent_networks_cannot_do_is_refused():
     with pytest.raises(UserError, match=r"--rl-games.rnn-name lstm is not supported for a task with cameras"):
         make(CartpoleCamera(camera=SMALL_CAMERA))
     with pytest.raises(UserError, match=r"--rl-games.seq-length 24 does not divide a minibatch into several sequences"):
-        make(horizon_length=24, seq_length=24)
+        dataclasses.replace(SMALL, horizon_length=24, minibatch_size_per_env=4, seq_length=24).check_samples(6)
     with pytest.raises(UserError, match=r"--rl-games.seq-length 3 must be at least 2 and divide .*horizon-length 8"):
         dataclasses.replace(SMALL, seq_length=3).check()
     with pytest.raises(UserError, match=r"--rl-games.central-value-rnn-name gru needs a recurrent policy: give"):
-        make(rnn_name="none", central_value_rnn_name="gru")
+        dataclasses.replace(SMALL, rnn_name="none", central_value_rnn_name="gru").check_samples(6)

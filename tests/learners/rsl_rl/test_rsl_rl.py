@@ -189,6 +189,6 @@ def test_the_rollout_and_the_update_of_a_recurrent_learner_have_no_host_sync():
 
 def test_recurrent_networks_refuse_images_and_more_minibatches_than_envs():
     with pytest.raises(UserError, match=r"--rsl-rl.num-mini-batches 7 is more than 6 envs of a rank: .* use at most 6"):
-        recurrent(num_mini_batches=7)
+        dataclasses.replace(RECURRENT, num_mini_batches=7).check_samples(6)
     with pytest.raises(UserError, match=r"--rsl-rl.rnn-type lstm is not supported for a task with cameras: use"):
         recurrent(task=CartpoleCamera(camera=SMALL_CAMERA))

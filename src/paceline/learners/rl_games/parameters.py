@@ -15,10 +15,10 @@ from paceline.env.vec_env import ActionSpec, VecEnv
 from paceline.errors import UserError
 from paceline.learners.encoders import feature_map_size, images_of, num_channels
 from paceline.learners.image_packing import ImagePacking
-from paceline.learners.rl_games.recurrent import check_recurrent, rnn_parameters
+from paceline.learners.rl_games.recurrent import rnn_parameters
 from paceline.learners.rl_games.settings import RlGamesSettings
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.settings import refuse
+from paceline.learners.settings import refuse, refuse_recurrent
 
 # Name of the network for images in the registry of RL-Games.
 _IMAGE_NETWORK = "paceline_images"
@@ -115,13 +115,17 @@ def agent_parameters(
     central["network"] = {"name": "actor_critic", "central_value": True, "mlp": layers}
     central["network"] |= rnn_parameters(config.central_value_rnn_name or config.rnn_name, config)
     network = {"name": "actor_critic", "separate": config.separate, "space": kind, "mlp": mlp}
-    check_recurrent(config, env.num_envs, bool(images))
     network |= rnn_parameters(config.rnn_name, config)
     if images:
+        refuse_recurrent(config, "rnn_name")
         features = (config.image_features,) if config.image_features else ()
         network |= _image_network(images, config) | {"mlp": mlp | {"units": (*features, *config.units)}}
         spaces["observation_space"] = Box(0, 255, images.shape, dtype=torch_to_numpy_dtype_dict[images.dtype])
         settings["normalize_input"] = False
+    for part in (settings, central):
+        if config.rnn_name != "none" and env.num_envs * part["minibatch_size_per_env"] % config.seq_length:
+            # A policy is played in fewer envs than `RlGamesSettings.check_samples` allows in training.
+            part["minibatch_size_per_env"] = config.horizon_length
     settings |= {
         "name": "paceline",
         "env_name": "paceline",

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import UserError
 from paceline.learners.recurrent import RecurrentNetwork, Rnn
 from paceline.learners.rl_games.settings import RlGamesSettings
 
@@ -16,32 +15,6 @@ def rnn_parameters(name: str, config: RlGamesSettings) -> dict[str, Any]:
         return {}
     keys = ("units", "layers", "before_mlp", "concat_input", "layer_norm")
     return {"rnn": {"name": name} | {key: getattr(config, f"rnn_{key}") for key in keys}}
-
-
-def check_recurrent(config: RlGamesSettings, num_envs: int, has_images: bool) -> None:
-    """Raise UserError for what recurrent networks cannot do."""
-    central = config.central_value_rnn_name or config.rnn_name
-    if config.rnn_name == "none" and central != "none":
-        raise UserError(
-            f"--rl-games.central-value-rnn-name {central} needs a recurrent policy: give --rl-games.rnn-name {central}"
-        )
-    if config.rnn_name == "none":
-        return
-    if has_images:
-        raise UserError(
-            f"--rl-games.rnn-name {config.rnn_name} is not supported for a task with cameras: use --rl-games.rnn-name "
-            "none, or --learner ppo"
-        )
-    sizes = [config.minibatch_size_per_env]
-    if central != "none":
-        sizes.append(config.central_value_minibatch_size_per_env or config.minibatch_size_per_env)
-    for steps in sizes:
-        size = num_envs * steps
-        if size % config.seq_length or size == config.seq_length:
-            raise UserError(
-                f"--rl-games.seq-length {config.seq_length} does not divide a minibatch into several sequences (envs x "
-                f"steps: {num_envs} x {steps}): use another length, or more envs"
-            )
 
 
 class RnnStates:

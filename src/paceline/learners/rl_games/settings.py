@@ -136,8 +136,9 @@ class RlGamesSettings(Settings):
     clip_observations: Positive | None = None
     """Limit of the absolute value of the observations that the networks receive; above 0. By default there is none."""
     central_value_units: LayerWidths | None = None
-    """Widths of the hidden layers of the central value network, each from 1 to 8192. The task's group critic requires
-    this network. The default of each of its settings is the setting of the same name without central-value."""
+    """Widths of the hidden layers of the central value network, each from 1 to 8192.
+    The task's group critic requires this network.
+    The default of each of its settings is the setting of the same name without central-value."""
     central_value_activation: _Activation | None = None
     """Activation function of the central value network."""
     central_value_rnn_name: Literal["none", "lstm", "gru"] | None = None
@@ -187,3 +188,24 @@ class RlGamesSettings(Settings):
                 f"--rl-games.lr-schedule linear with --rl-games.max-epochs {self.max_epochs}: "
                 "give the iterations over which the learning rate falls"
             )
+
+    def check_samples(self, num_envs: int) -> None:
+        super().check_samples(num_envs)
+        central = self.central_value_rnn_name or self.rnn_name
+        if self.rnn_name == "none" and central != "none":
+            raise UserError(
+                f"--rl-games.central-value-rnn-name {central} needs a recurrent policy: give --rl-games.rnn-name "
+                f"{central}"
+            )
+        if self.rnn_name == "none":
+            return
+        sizes = [self.minibatch_size_per_env]
+        if central != "none":
+            sizes.append(self.central_value_minibatch_size_per_env or self.minibatch_size_per_env)
+        for steps in sizes:
+            size = num_envs * steps
+            if size % self.seq_length or size == self.seq_length:
+                raise UserError(
+                    f"--rl-games.seq-length {self.seq_length} does not divide a minibatch into several sequences "
+                    f"(envs x steps: {num_envs} x {steps}): use another length, or more envs"
+                )

@@ -28,9 +28,9 @@ from paceline.learners.networks import Encoder, Policy, fold_normalizer, with_la
 from paceline.learners.optimizers import KlAdaptiveLearningRate, broadcast_parameters
 from paceline.learners.ppo.objective import surrogate_loss, value_loss
 from paceline.learners.rollout import RolloutEnv, vector_widths
-from paceline.learners.rsl_rl.recurrent import RecurrentModel, check_recurrent, sequence_batches
+from paceline.learners.rsl_rl.recurrent import RecurrentModel, sequence_batches
 from paceline.learners.rsl_rl.settings import RslRlSettings
-from paceline.learners.settings import check_action_space, refuse
+from paceline.learners.settings import check_action_space, refuse, refuse_recurrent
 from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import capture
 from paceline.tensors.statistics import merge_, row_sums, standardize
@@ -125,11 +125,12 @@ class _Algorithm(PPO):
                 model.obs_normalizer = _Normalizer(model.obs_dim, group)
             return model
 
-        if config.rnn_type != "none":
-            check_recurrent(config, env.num_envs, bool(images))
+        if images:
+            refuse_recurrent(config, "rnn_type")
         torch.manual_seed(seed)
         kind = _StateDependentGaussian if config.state_dependent_std else _Gaussian
-        distribution = {"class_name": kind, "init_std": config.init_std, "std_type": config.std_type}
+        names = ("init_std", "std_type", "std_range", *(() if config.state_dependent_std else ("learn_std",)))
+        distribution = {"class_name": kind} | {name: getattr(config, name) for name in names}
         if actions.choices:
             distribution = {"class_name": _Categorical, "choices": actions.choices}
         actor, critic = make_model("actor", actions.num_outputs, distribution), make_model("critic", 1, None)
@@ -145,7 +146,8 @@ class _Algorithm(PPO):
             device=device,
         )
         broadcast_parameters(group, [*actor.parameters(), *critic.parameters()])
-        self._flat = FlatParameters(list(actor.parameters()), list(critic.parameters()), extra=len(_LOSS_NAMES))
+        learned = ([each for each in model.parameters() if each.requires_grad] for model in (actor, critic))
+        self._flat = FlatParameters(*learned, extra=len(_LOSS_NAMES))
         self.adam = FlatAdam(self._flat, config.learning_rate)
         self._adaptive_rate = KlAdaptiveLearningRate(config.desired_kl, env.device)
 
@@ -155,7 +157,8 @@ class _Algorithm(PPO):
         if self._config.state_dependent_std:
             return cast("tuple[Tensor, ...]", self.storage.distribution_params)[1]
         distribution = cast("GaussianDistribution", self.actor.distribution)
-        return distribution.log_std_param.exp() if distribution.std_type == "log" else distribution.std_param
+        std = distribution.log_std_param.exp() if distribution.std_type == "log" else distribution.std_param
+        return std.clamp(*distribution.std_range)
 
     def begin_rollout(self) -> None:
         """Start to store a rollout."""

@@ -9,7 +9,6 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import Tensor
 
-from paceline.errors import UserError
 from paceline.learners.networks import reset_state_
 from paceline.learners.recurrent import RecurrentNetwork, Rnn
 from paceline.learners.rsl_rl.settings import RslRlSettings
@@ -78,17 +77,3 @@ def sequence_batches(
                 hidden_states=(states[0][envs], states[1][envs]),
                 masks=starts[:, envs],
             )
-
-
-def check_recurrent(config: RslRlSettings, num_envs: int, has_images: bool) -> None:
-    """Raise UserError for what recurrent networks cannot do."""
-    if has_images:
-        raise UserError(
-            f"--rsl-rl.rnn-type {config.rnn_type} is not supported for a task with cameras: use --rsl-rl.rnn-type "
-            "none, or --learner ppo"
-        )
-    if config.num_mini_batches > num_envs:
-        raise UserError(
-            f"--rsl-rl.num-mini-batches {config.num_mini_batches} is more than {num_envs} envs of a rank: with "
-            f"--rsl-rl.rnn-type {config.rnn_type} a minibatch has whole envs; use at most {num_envs}"
-        )

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from paceline.errors import UserError
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import (
     LayerWidth,
     LayerWidths,
     NonNegative,
+    NonNegativeRange,
     PerIteration,
     Positive,
     RecurrentLayers,
@@ -26,7 +28,7 @@ class RslRlSettings(Settings):
     fixed: ClassVar[tuple[str, ...]] = (
         *("hidden_dims", "critic_hidden_dims", "activation", "action_space", "obs_normalization"),
         *("rnn_type", "rnn_hidden_dim", "rnn_num_layers"),
-        *("init_std", "std_type", "state_dependent_std"),
+        *("init_std", "std_type", "learn_std", "state_dependent_std"),
         *IMAGE_SETTINGS,
     )
     library: ClassVar[str] = "RSL-RL"
@@ -41,6 +43,8 @@ class RslRlSettings(Settings):
         "obs_normalization": False,
         "init_std": 1.0,
         "std_type": "scalar",
+        "std_range": (1e-6, 1e6),
+        "learn_std": True,
         "state_dependent_std": False,
         "num_learning_epochs": 5,
         "num_mini_batches": 4,
@@ -75,6 +79,10 @@ class RslRlSettings(Settings):
     init_std: Positive = translated("initial_std")
     std_type: Literal["scalar", "log"] = "scalar"
     """Parameter that is learned for the action noise: its standard deviation (scalar) or the logarithm of it (log)."""
+    std_range: NonNegativeRange = (1e-6, 1e6)
+    """Minimum and maximum of the standard deviation of the action noise, each at least 0."""
+    learn_std: bool = True
+    """Learn the standard deviation of the action noise; otherwise it remains --rsl-rl.init-std."""
     state_dependent_std: bool = False
     """Compute the standard deviation of the action noise from the observations, by the network of the actor."""
     num_learning_epochs: PerIteration = translated("epochs")
@@ -100,8 +108,8 @@ class RslRlSettings(Settings):
     use_mixed_precision: bool = False
     """Compute the networks in bfloat16 during updates."""
     clip_actions: Positive | None = None
-    """Limit of the absolute value of actions, above 0, to which they are clipped before the env receives them. By
-    default they are not clipped."""
+    """Limit of the absolute value of actions, above 0, to which they are clipped before the env receives them.
+    By default they are not clipped."""
     image_channels: LayerWidths = translated("image_channels")
     image_kernels: LayerWidths = translated("image_kernels")
     image_strides: LayerWidths = translated("image_strides")
@@ -111,3 +119,16 @@ class RslRlSettings(Settings):
     """Reduction of the last feature maps. Only flatten is supported."""
     image_training: Literal["policy", "targets"] = translated(lambda _: "policy")
     """Loss that trains the image encoder. Only that of the policy is supported, for all tasks."""
+
+    def check(self) -> None:
+        super().check()
+        if self.state_dependent_std and not self.learn_std:
+            raise UserError("--rsl-rl.no-learn-std with --rsl-rl.state-dependent-std: use only one of them")
+
+    def check_samples(self, num_envs: int) -> None:
+        super().check_samples(num_envs)
+        if self.rnn_type != "none" and self.num_mini_batches > num_envs:
+            raise UserError(
+                f"--rsl-rl.num-mini-batches {self.num_mini_batches} is more than {num_envs} envs of a rank: with "
+                f"--rsl-rl.rnn-type {self.rnn_type} a minibatch has whole envs; use at most {num_envs}"
+            )

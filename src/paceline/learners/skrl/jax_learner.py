@@ -60,8 +60,8 @@ class SkrlJax(SkrlLearner):
     agent: "_Agent"
 
     def __init__(self, env: VecEnv, config: SkrlSettings, seed: int, group: Group):
-        for name in ("network", "mixed_precision"):
-            if getattr(config, name):
+        for name, supported in {"network": "", "mixed_precision": False, "rnn_type": "none"}.items():
+            if getattr(config, name) != supported:
                 raise UserError(f"{flag(config, name)} needs skrl on torch: use --learner skrl")
         rows = ObservationRows(env, "skrl_jax")
         super().__init__(env, config, seed, group, rows)

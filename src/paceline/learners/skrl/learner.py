@@ -16,7 +16,7 @@ from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import ImageEncoder, images_of
 from paceline.learners.image_packing import ImagePacking
 from paceline.learners.learner import Learner
-from paceline.learners.networks import Policy
+from paceline.learners.networks import Policy, with_input_layer
 from paceline.learners.rollout import vector_widths
 from paceline.learners.settings import check_action_space, refuse
 from paceline.learners.skrl.settings import SkrlSettings
@@ -33,6 +33,7 @@ class ObservationRows:
     def __init__(self, env: VecEnv, learner: str, has_parts: bool = False):
         images = images_of(env)
         widths = vector_widths(env, learner, tuple(images), has_parts)
+        self.num_envs = env.num_envs
         self.vector_widths = {name: width for name, width in widths.items() if name != "critic"}
         """Width of each group of vectors that the rows have."""
         self.vectors = tuple(self.vector_widths)
@@ -220,7 +221,7 @@ class SkrlLearner(Learner):
             return Policy(network, (), encoder)
         if scaler := self.agent.checkpoint_modules.get("observation_preprocessor"):
             features = self.config.image_features if encoder else 0
-            network = nn.Sequential(Normalizer(scaler, features), network)
+            network = with_input_layer(network, Normalizer(scaler, features))
         return Policy(network, self._rows.vectors, encoder)
 
 
@@ -239,6 +240,6 @@ class Normalizer(nn.Module):
         self._limit, self._features = scaler.clip_threshold, features
 
     def forward(self, x: Tensor) -> Tensor:
-        features, obs = x[:, : self._features], x[:, self._features :]
+        features, obs = x[..., : self._features], x[..., self._features :]
         obs = ((obs - self.mean) / self.std).clamp(-self._limit, self._limit)
-        return torch.cat((features, obs), dim=1) if self._features else obs
+        return torch.cat((features, obs), dim=-1) if self._features else obs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import UserError, unknown
-from paceline.validation import parse_yaml, shown
+from paceline.validation import LayerWidth, RecurrentLayers, check_value, parse_yaml, shown
 
 ACTIVATIONS = ("elu", "leaky_relu", "relu", "selu", "sigmoid", "softplus", "softsign", "tanh")
 _FUNCTIONS = ("concatenate", "permute", "one_hot_encoding")
@@ -25,6 +25,16 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class RecurrentSize:
+    """Type and size of an LSTM or a GRU."""
+
+    type: str
+    """lstm or gru."""
+    hidden_size: int
+    layers: int
+
+
+@dataclass(frozen=True)
 class Part:
     """Layers that compute the output of a part from an expression of observations and earlier parts."""
 
@@ -34,6 +44,8 @@ class Part:
     """Widths of linear layers, convolutions, and None for a layer that flattens images."""
     activations: tuple[str | None, ...]
     """Activation function after each layer."""
+    recurrent: RecurrentSize | None = None
+    """Recurrent network that replaces the layers. Only the last part of a network may have one."""
 
 
 def parse_parts(text: str) -> list[Part]:
@@ -49,23 +61,25 @@ def parse_parts(text: str) -> list[Part]:
     found = list[Part]()
     for part in parts:
         found.append(_parse_part(part, {each.name for each in found}))
+    for part in found[:-1]:
+        if part.recurrent:
+            raise UserError(f"part {part.name!r} of a network is recurrent: Paceline supports it only as the last part")
     return found
 
 
 def _parse_part(part: dict[str, Any], names: set[str]) -> Part:
     name = str(part.get("name", ""))
-    if "type" in part:
-        raise UserError(
-            f"part {name!r} of a network is {shown(part['type'])}: Paceline has no recurrent parts for skrl"
-        )
+    keys = ("name", "input", "layers", *(("type", "num_layers") if "type" in part else ("activations",)))
     for key in part:
-        if key not in ("name", "input", "layers", "activations"):
-            raise UserError(f"part {name!r} of a network: {unknown('key', str(key), ('name', 'input', 'layers'))}")
+        if key not in keys:
+            raise UserError(f"part {name!r} of a network: {unknown('key', str(key), keys)}")
     try:
         expression = ast.parse(str(part.get("input", "OBSERVATIONS")), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise _bad_input(name, part) from None
     _check_input(expression, names, name, part)
+    if "type" in part:
+        return Part(name, expression, (), (), _parse_recurrent(part, name))
     layers = tuple(_parse_layer(layer, name) for layer in part.get("layers") or ())
     activations = part.get("activations") or [None]
     activations = activations if isinstance(activations, list) else [activations]
@@ -76,6 +90,20 @@ def _parse_part(part: dict[str, Any], names: set[str]) -> Part:
             f"{', '.join(ACTIVATIONS)}, or one per layer"
         )
     return Part(name, expression, layers, tuple(each or None for each in activations))
+
+
+def _parse_recurrent(part: dict[str, Any], name: str) -> RecurrentSize:
+    match part:
+        case {"type": str() as kind, "layers": [int() as width]} if kind.lower() in ("lstm", "gru"):
+            layers = part.get("num_layers", 1)
+            check_value(f"layers of part {name!r} of a network", width, LayerWidth)
+            check_value(f"num_layers of part {name!r} of a network", layers, RecurrentLayers)
+            return RecurrentSize(kind.lower(), width, int(layers))
+        case _:
+            raise UserError(
+                f"part {name!r} of a network has the type {shown(part['type'])} and the layers "
+                f"{shown(part.get('layers'))}: a recurrent part has the type LSTM or GRU and one width, such as [64]"
+            )
 
 
 def _parse_layer(layer: Any, name: str) -> int | Convolution | None:

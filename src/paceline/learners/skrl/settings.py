@@ -5,9 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from paceline.errors import UserError
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
-from paceline.learners.skrl.network_parts import parse_parts
-from paceline.validation import Bounded, LayerWidths, NonNegative, PerIteration, Positive, UnitInterval
+from paceline.learners.skrl.network_parts import RecurrentSize, parse_parts
+from paceline.validation import (
+    Bounded,
+    LayerWidth,
+    LayerWidths,
+    NonNegative,
+    PerIteration,
+    Positive,
+    RecurrentLayers,
+    UnitInterval,
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,7 @@ class SkrlSettings(Settings):
     minibatches_field: ClassVar[str] = "mini_batches"
     fixed: ClassVar[tuple[str, ...]] = (
         *("separate", "layers", "value_layers", "activations", "network"),
+        *("rnn_type", "rnn_hidden_size", "rnn_layers"),
         *("action_space", "initial_log_std", "fixed_log_std"),
         *("observation_normalization", "value_normalization"),
         *IMAGE_SETTINGS,
@@ -32,6 +43,10 @@ class SkrlSettings(Settings):
         "separate": True,
         "value_layers": None,
         "network": "",
+        "rnn_type": "none",
+        "rnn_hidden_size": 256,
+        "rnn_layers": 1,
+        "sequence_length": None,
         "initial_log_std": 0.0,
         "fixed_log_std": False,
         "learning_rate": 0.001,
@@ -63,6 +78,14 @@ class SkrlSettings(Settings):
     """Widths of the hidden layers of the value, if it has separate ones, each from 1 to 8192.
     The default are those of --skrl.layers."""
     activations: Literal["elu", "relu", "tanh"] = translated("activation")
+    rnn_type: Literal["none", "lstm", "gru"] = translated("rnn_type")
+    """Recurrent network before the hidden layers of policy and value, which gives the policy a memory.
+    skrl on JAX does not have it."""
+    rnn_hidden_size: LayerWidth = translated("rnn_hidden_size")
+    rnn_layers: RecurrentLayers = translated("rnn_layers")
+    sequence_length: PerIteration | None = None
+    """Number of steps of a sequence, through which gradients of a recurrent network are propagated back; at least 1.
+    Must divide --skrl.rollouts, which is the default."""
     action_space: Literal["any", "continuous", "discrete"] = "any"
     """Actions for which the settings are meant. A task with other actions is an error."""
     initial_log_std: Bounded = translated(lambda task: math.log(task.initial_std))
@@ -98,8 +121,8 @@ class SkrlSettings(Settings):
     mixed_precision: bool = False
     """Compute networks and losses in bfloat16. skrl on JAX does not have it."""
     network: str = ""
-    """Parts of the network of policy and value, as YAML in the form of skrl's configuration files. They replace
-    --skrl.layers, --skrl.activations and the image encoder. skrl on JAX does not have them."""
+    """Parts of the network of policy and value, as YAML in the form of skrl's configuration files.
+    They replace --skrl.layers, --skrl.activations and the image encoder. skrl on JAX does not have them."""
     image_channels: LayerWidths = translated("image_channels")
     image_kernels: LayerWidths = translated("image_kernels")
     image_strides: LayerWidths = translated("image_strides")
@@ -108,7 +131,31 @@ class SkrlSettings(Settings):
     image_training: Literal["policy", "targets"] = translated(lambda _: "policy")
     """Loss that trains the image encoder. Only that of the policy is supported, for all tasks."""
 
+    @property
+    def recurrent(self) -> RecurrentSize | None:
+        """Recurrent network of policy and value, from the last part of `network` or from `rnn_type`."""
+        if self.network and (size := parse_parts(self.network)[-1].recurrent):
+            return size
+        return RecurrentSize(self.rnn_type, self.rnn_hidden_size, self.rnn_layers) if self.rnn_type != "none" else None
+
     def check(self) -> None:
         super().check()
-        if self.network:
-            parse_parts(self.network)
+        if self.network and parse_parts(self.network)[-1].recurrent and self.rnn_type != "none":
+            raise UserError(
+                f"--skrl.rnn-type {self.rnn_type} with a recurrent part in --skrl.network: use only one of them"
+            )
+        if self.sequence_length and self.rollouts % self.sequence_length:
+            raise UserError(
+                f"--skrl.sequence-length {self.sequence_length} must divide --skrl.rollouts {self.rollouts}"
+            )
+
+    def check_samples(self, num_envs: int) -> None:
+        super().check_samples(num_envs)
+        length = self.sequence_length or self.rollouts
+        count = num_envs * (self.rollouts // length)
+        if self.recurrent and count < self.mini_batches:
+            raise UserError(
+                f"--skrl.mini-batches {self.mini_batches} is more than {count} sequences of {length} steps, which the "
+                f"{num_envs} envs of a rank collect: use at most {count}, more envs, or a smaller "
+                "--skrl.sequence-length"
+            )

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from paceline.distributed.group import Group
 from paceline.distributed.launcher import hidden_launcher
 from paceline.env.vec_env import VecEnv
-from paceline.learners.networks import Encoder
+from paceline.learners.networks import Encoder, reset_state_
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
+from paceline.learners.recurrent import RecurrentNetwork
 from paceline.learners.rollout import RolloutEnv
 from paceline.learners.skrl.learner import (
     ObservationRows,
@@ -20,6 +21,7 @@ from paceline.learners.skrl.learner import (
     UnscaledValues,
     agent_config,
 )
+from paceline.learners.skrl.recurrent import RecurrentLayer, Sequences
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.learners.skrl.torch_networks import PolicyNetwork, make_networks
 from paceline.tensors.statistics import merge_, row_sums
@@ -42,6 +44,7 @@ class SkrlTorch(SkrlLearner):
         self.agent = _Agent(self._rollout_env, rows, config, seed, self.average_kl)
         broadcast_parameters(group, self.agent.networks.parameters())
         self.parts = {"networks": self.agent.networks, "optimizer": self.agent.optimizer}
+        self.env_parts = {f"{name}_state": layer.state for name, layer in self.agent.recurrent.items()}
 
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rate(self.agent.optimizer, learning_rate)
@@ -90,10 +93,27 @@ class _Agent(PPO):
             del modules["value"]
         self.networks = nn.ModuleDict(modules)
         """Networks and normalizers."""
+        layers = {name: getattr(network, "recurrent", None) for name, network in modules.items()}
+        self.recurrent = {name: layer for name, layer in layers.items() if isinstance(layer, RecurrentLayer)}
+        """Recurrent layers of policy and value."""
+        memory.sequences = Sequences([*self.recurrent.values()], config) if self.recurrent else None
         GradientHook(self.optimizer, rollout_env, config.grad_norm_clip or None)
         self._value_preprocessor = memory.values = UnscaledValues(self._value_preprocessor, group, correction=1)
         self.init()
         self.enable_training_mode()
+
+    def act(self, *inputs: Any, **options: Any) -> tuple[Tensor, dict[str, Any]]:
+        if self.memory.sequences:
+            self.memory.sequences.begin_step(self.memory.memory_index)
+        return super().act(*inputs, **options)
+
+    def record_transition(self, *, terminated: Tensor, truncated: Tensor, **transition: Any) -> None:
+        # The value of the last observation of an episode uses the state after the step.
+        for layer in self.recurrent.values():
+            layer.advance()
+        super().record_transition(terminated=terminated, truncated=truncated, **transition)
+        for layer in self.recurrent.values():
+            reset_state_(layer.state, (terminated | truncated).squeeze(1))
 
     def log_std(self) -> Tensor:
         return self.policy.noise()["log_std"].detach()
@@ -105,7 +125,8 @@ class _Agent(PPO):
         """Return a network that computes mean actions or logits from features and the normalized vector, and the
         encoder. If the network has parts, they are the encoder."""
         policy = self.policy
-        return policy.network, policy.parts_encoder(self.checkpoint_modules) if policy.parts else policy.encoder
+        network = RecurrentNetwork(policy.recurrent.rnn, policy.network) if policy.recurrent else policy.network
+        return network, policy.parts_encoder(self.checkpoint_modules) if policy.parts else policy.encoder
 
 
 class _Memory(RandomMemory):
@@ -113,6 +134,8 @@ class _Memory(RandomMemory):
 
     values: UnscaledValues
     observation_dtype: torch.dtype
+    sequences: Sequences | None = None
+    """Sequences of a rollout, if a network is recurrent."""
 
     def create_tensor(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> bool:
         return super().create_tensor(name, dtype=self.observation_dtype if name == "observations" else dtype, **options)
@@ -120,9 +143,10 @@ class _Memory(RandomMemory):
     def set_tensor_by_name(self, name: str, tensor: Tensor) -> None:
         super().set_tensor_by_name(name, self.values.take_advantages() if name == "advantages" else tensor)
 
-    def sample(
-        self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1
-    ) -> list[list[Tensor]]:
+    def sample(self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1) -> Any:
+        if self.sequences:
+            done = (self.tensors["terminated"] | self.tensors["truncated"]).squeeze(2)
+            return self.sequences.minibatches(done, [self.tensors.get(name) for name in names], mini_batches)
         # skrl samples the order on the host and copies it to the GPU for every tensor of every minibatch.
         parts = torch.randperm(batch_size, device=self.device).tensor_split(mini_batches)
         found = [self.tensors_view.get(name) for name in names]

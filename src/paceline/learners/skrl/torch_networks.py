@@ -13,6 +13,7 @@ from paceline.learners.encoders import num_channels, scaled
 from paceline.learners.networks import Encoder, mlp
 from paceline.learners.skrl.learner import Normalizer, ObservationRows, make_encoder
 from paceline.learners.skrl.network_parts import Convolution, evaluate, parse_parts
+from paceline.learners.skrl.recurrent import RecurrentLayer
 from paceline.learners.skrl.settings import SkrlSettings
 
 with hidden_launcher():
@@ -159,10 +160,25 @@ class _Features(Model):
         self.parts = PartsNetwork(rows, config.network, generator) if config.network else None
         self.encoder = None if config.network else make_encoder(rows.images, config, generator)
         if self.parts:
-            return self.parts.width
-        return self.num_observations + (config.image_features - rows.images.size if rows.images else 0)
+            inputs = self.parts.width
+        else:
+            inputs = self.num_observations + (config.image_features - rows.images.size if rows.images else 0)
+        return self.make_recurrent(inputs, rows, config, generator)
+
+    def make_recurrent(
+        self, inputs: int, rows: ObservationRows, config: SkrlSettings, generator: torch.Generator
+    ) -> int:
+        """Create the recurrent layer, if the settings have one, and return the number of features after it."""
+        size = config.recurrent
+        self.recurrent = RecurrentLayer(size, inputs, rows.num_envs, generator) if size else None
+        return size.hidden_size if size else inputs
 
     def features(self, x: Tensor) -> Tensor:
+        """Return the inputs of the MLP from rows of observations."""
+        x = self._observed(x)
+        return self.recurrent(x) if self.recurrent else x
+
+    def _observed(self, x: Tensor) -> Tensor:
         if self.parts:
             return self.parts(self._rows.unpack(x))
         if self.encoder is None or self._rows.images is None:
@@ -232,16 +248,18 @@ class _ValueNetwork(DeterministicMixin, _Features):
         Model.__init__(self, **boxes)
         DeterministicMixin.__init__(self)
         self._has_states = boxes["state_space"] is not None
-        layers, inputs = config.value_layers or config.layers, self.num_states
-        if not self._has_states:
+        layers = config.value_layers or config.layers
+        if self._has_states:
+            self.parts = self.encoder = None
+            inputs = self.make_recurrent(self.num_states, rows, config, generator)
+        else:
             inputs = self.make_features(rows, config, generator)
             layers = () if config.network else layers
         self.network = mlp(inputs, layers, 1, config.activations, 1.0, generator)
 
     # The mixin passes the role by position, unlike the declaration in Model.
     def compute(self, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x = inputs["states"] if self._has_states else self.features(inputs["observations"])
-        return self.network(x).float(), {}
+        return self.network(self.features(inputs["states" if self._has_states else "observations"])).float(), {}
 
 
 class _Shared(DeterministicMixin):
