@@ -18,7 +18,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import psutil
 import rates
@@ -44,6 +44,8 @@ SETTLE_SECONDS = 2.0
 class Phases:
     """A callback that switches between the phases and measures the env steps per second of each."""
 
+    name = "measurement"
+
     def __init__(self, address: Address, rounds: int, seconds: float):
         self._seconds, self._left = seconds, [*PHASES] * rounds
         url, script = f"ws://{address.host}:{address.port}", Path(__file__).with_name("viewer_client.py")
@@ -52,10 +54,11 @@ class Phases:
         self.rates: dict[str, list[float]] = {phase: [] for phase in PHASES}
         self.messages: list[float] = []
 
-    def begin(self, session: "Session") -> None:
+    def begin(self, session: "Session") -> Self:
         self._phase, self._started = "", time.monotonic()
         children = psutil.Process().children()
         self._viewer = next(each for each in children if "paceline.view.training_viewer" in each.cmdline())
+        return self
 
     def after_iteration(self, session: "Session") -> None:
         now = time.monotonic()
@@ -92,7 +95,7 @@ class Phases:
         self._client.stdin.write("\n")
         self._client.stdin.flush()
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         self._client.kill()
         self._client.communicate()
 

@@ -5,7 +5,7 @@ import json
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -122,17 +122,19 @@ def test_tensorboard_shows_no_iteration_twice_after_a_resume_from_an_earlier_che
 class Failing:
     """A callback that fails in the second iteration."""
 
+    name = "display"
     calls: tuple[str, ...] = ()
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: Session) -> Self:
         self.calls += ("begin",)
+        return self
 
     def after_iteration(self, session: Session) -> None:
         self.calls += (f"iteration {session.learner.iteration}",)
         if session.learner.iteration == 2:
             raise ValueError("no display")
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         self.calls += ("close",)
 
 
@@ -145,8 +147,8 @@ def test_training_continues_without_a_callback_or_logger_that_fails(tmp_path: Pa
     assert train(config, directory, Console(), callbacks=(failing,))["status"] == "completed"
     assert failing.calls == ("begin", "iteration 1", "iteration 2")
     output = capsys.readouterr().out
-    assert "Failing failed: no display. Training continues without it." in output
-    assert "The logger tensorboard could not be opened" in output
+    assert "The display failed: no display. Training continues without it." in output
+    assert "The logger tensorboard failed: " in output
     assert len(read_metrics(directory.metrics_file)[0]) == 4
 
 

@@ -16,7 +16,8 @@ from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.tasks.shadow_hand_repose import ShadowHandRepose
 from paceline.view.camera import Arrow, Camera
-from paceline.view.play import copy_state, record
+from paceline.view.play import record
+from paceline.view.robot import copy_state
 from paceline.view.video import frame_rate
 
 TWO_BALLS = """

@@ -6,12 +6,13 @@ from rich.filesize import decimal
 from paceline.device.memory import free_bytes
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
+from paceline.learners.encoders import images_of
 
 
 def check_image_memory(env: VecEnv, horizon: int) -> str:
     """Return a line that states how much memory the images of a rollout need, or an empty string without images. Raise
     UserError if they do not fit into the free memory of the device."""
-    groups = {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
+    groups = images_of(env)
     if not groups:
         return ""
     per_step = {name: env.num_envs * _bytes(spec.shape, spec.dtype) for name, spec in groups.items()}

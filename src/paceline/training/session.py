@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any, cast
 
 from rich.console import Console
@@ -23,11 +24,12 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.run.loggers.logger import Loggers, open_loggers
 from paceline.run.metrics import ConsoleProgress, EpisodeMeans
+from paceline.run.optional_parts import OptionalParts
 from paceline.sim.warp_cache import compiled_modules_counter
 from paceline.tasks import registry
 from paceline.tasks.registry import EnvEntry
 from paceline.training.build import check_task, engine_of, load_state, make_env, make_learner
-from paceline.training.callbacks import Callback, Callbacks
+from paceline.training.callbacks import Callback
 from paceline.training.image_memory import check_image_memory
 from paceline.training.periodic_evaluation import PeriodicEvaluation
 from paceline.training.pictures import pictures_of
@@ -66,7 +68,6 @@ class Session:
         self.config, self.settings, self.group, self.rank = config, settings, group, group.rank
         self._plan, self._interrupts, self._consoles, self._began = plan, interrupts, consoles, began
         self.run: RunDir = plan.run
-        self._callbacks = callbacks if self.rank.is_main else ()
         self._rank_table = RankTable(members, plan.restarts) if group.is_distributed else None
         self._envs = plan.envs[self.rank.index]
         self.total_envs = sum(map(len, plan.envs))
@@ -81,6 +82,9 @@ class Session:
         self._seconds = 0.0
         self.loggers = Loggers(self.warn)
         """Open on the main rank from the start of `loop` to `close`."""
+        self._new_callbacks = callbacks if self.rank.is_main else ()
+        self._callbacks = OptionalParts(self.warn)
+        """Those that have begun."""
         self._evaluation: PeriodicEvaluation | None = None
         self.checkpoints = CheckpointWriter(self.run.checkpoints, config.keep_checkpoints, group, self.warn)
         if plan.saved is not None:
@@ -170,8 +174,8 @@ class Session:
                 stack.enter_context(line)
             if self.rank.is_main:
                 self.loggers = open_loggers(config, self.run, learner.iteration + 1, self._facts(), self.warn)
-            callbacks = Callbacks(self._callbacks, self)
-            stack.callback(callbacks.close)
+            for callback in self._new_callbacks:
+                self._callbacks.add(callback.name, partial(callback.begin, self))
             started = time.monotonic()
             while learner.iteration < config.max_iterations and not exchange.stop:
                 self.checkpoints.check()
@@ -191,7 +195,7 @@ class Session:
                     self._log_images()
                 for line in progress:
                     line.show(learner.iteration, self.steps_per_second(), self.episodes.means())
-                callbacks.after_iteration()
+                self._callbacks.call("after_iteration", self)
                 if learner.iteration % config.checkpoint_every == 0:
                     self.save()
                 if config.eval_every and learner.iteration % config.eval_every == 0:
@@ -204,8 +208,9 @@ class Session:
             self._log(learner.iteration, exchange.finish())
 
     def close(self, status: str) -> None:
-        """Close the loggers. This may take seconds, so the checkpoint, the result and the report of a failure to other
-        ranks come before it."""
+        """Close the callbacks and the loggers. This may take minutes, so the checkpoint, the result and the report of a
+        failure to other ranks come before it."""
+        self._callbacks.close(status)
         self.loggers.close(status)
 
     def _facts(self) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import mujoco
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from paceline.cameras.level_of_detail import initial_pose
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import Step, VecEnv
 from paceline.view.camera import Arrow, Color
+from paceline.view.robot import base_body, bounds
 
 MIN_HEIGHT = 240
 """Minimum height of a frame with a panel, pixels. In smaller frames, the text is illegible or hides the robot."""
@@ -103,13 +105,20 @@ def command_of(env: VecEnv) -> CommandDisplay | None:
     return CommandDisplay({str(column): (value,) for column, value in enumerate(command.unbind(1))})
 
 
+def command_table(command: CommandDisplay, env: int = 0) -> list[tuple[str, ...]]:
+    """Return a heading, and the name, the target and the actual value, if there is one, of each number of a command."""
+    # Adding zero turns -0.0 into 0.0.
+    texts = {n: [f"{round(v[env].item(), 2) + 0.0:.2f}" for v in values] for n, values in command.numbers.items()}
+    return [("command", "target", "actual"), *((name, *numbers) for name, numbers in texts.items())]
+
+
 class VelocityArrows:
     """Arrows above a robot that show its commanded and its actual velocity."""
 
     def __init__(self, model: mujoco.MjModel):
-        free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value)
-        self._body = int(model.jnt_bodyid[free[0]]) if len(free) else 0
-        self._height = _height_above(model, self._body)
+        self._body = base_body(model)
+        # Height of the robot above its base, m.
+        self._height = float(bounds(model)[1, 2] - initial_pose(model).xpos[self._body, 2])
 
     def make(self, command: CommandDisplay | None, data: mujoco.MjData, env: int = 0) -> list[Arrow]:
         if command is None or command.velocity is None or not self._body:
@@ -126,19 +135,6 @@ class VelocityArrows:
             if np.linalg.norm(vector) > 0.01:
                 arrows.append(Arrow(start, start + vector, color))
         return arrows
-
-
-def _height_above(model: mujoco.MjModel, body: int) -> float:
-    """Return the height of a robot above one of its bodies in the initial pose, meters."""
-    data = mujoco.MjData(model)
-    if model.nkey:
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-    mujoco.mj_kinematics(model, data)
-    geoms = np.flatnonzero(model.body_rootid[model.geom_bodyid] == model.body_rootid[body])
-    z_rows = data.geom_xmat[geoms].reshape(-1, 3, 3)[:, 2]
-    center, half = model.geom_aabb[geoms, :3], model.geom_aabb[geoms, 3:]
-    tops = data.geom_xpos[geoms, 2] + (z_rows * center).sum(1) + (np.abs(z_rows) * half).sum(1)
-    return float(tops.max(initial=0.0) - data.xpos[body, 2])
 
 
 class _Row(NamedTuple):
@@ -204,10 +200,8 @@ def _parts(scores: Scores, command: CommandDisplay | None, max_rows: int) -> lis
     title = f"{episode.seconds:.1f} s", "", f"return {episode.total:.2f}"
     parts = [[_Row(title, colors=(_BRIGHT,) * 3)]]
     if command and command.numbers:
-        # Adding zero turns -0.0 into 0.0.
-        texts = {n: [f"{round(v[0].item(), 2) + 0.0:.2f}" for v in values] for n, values in command.numbers.items()}
-        rows = [_Row((name, *numbers)) for name, numbers in texts.items()]
-        parts.append([_Row(("command", "target", "actual"), colors=_HEADING), *rows])
+        heading, *rows = map(_Row, command_table(command))
+        parts.append([heading._replace(colors=_HEADING), *rows])
     if scores.recent_terms:
         largest = max(map(abs, scores.recent_terms.values())) or 1.0
         rounded = {_plain(name): round(term, 4) for name, term in scores.recent_terms.items()}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,19 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from rich.progress import track
 
-from paceline.cameras.mosaic import mosaic, to_rgb
+from paceline.cameras.mosaic import mosaic
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import RenderableEnv, VecEnv
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
+from paceline.learners.encoders import images_of
 from paceline.learners.networks import Policy, PolicyRunner
 from paceline.run.directory import RunDir
 from paceline.training.build import playable
+from paceline.training.pictures import pictures_of
 from paceline.view.camera import Camera
 from paceline.view.opengl import choose_opengl_library
 from paceline.view.overlay import MIN_HEIGHT, REFRESH_SECONDS, Episode, Panel, Scores, VelocityArrows, command_of
+from paceline.view.robot import copy_state
 from paceline.view.video import check_format, check_writable, frame_rate, write_video
 
 
@@ -67,9 +69,11 @@ def record(
     steps = max(1, round(seconds / env.step_seconds))
     steps_per_frame, rate = frame_rate(env.step_seconds)
     scores = Scores(env)
-    if cameras and not camera_images(env):
+    if cameras and not images_of(env):
         raise UserError(f"--cameras: the task {trained.config.task} has no cameras; leave it out")
-    view = _camera_view(env, width, height) if cameras else _renderer(env, width, height, show_arrows=overlay)
+    view = _renderer(env, width, height, show_arrows=overlay)
+    if cameras:
+        view = nullcontext(partial(_camera_view, env, width, height))
     with view as render:
         frames = (render() for _ in _run_policy(env, trained.policy, scores, steps, steps_per_frame))
         if overlay and height >= MIN_HEIGHT:
@@ -110,12 +114,9 @@ def _with_panel(
 def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterator[Callable[[], np.ndarray]]:
     """Provide a function that renders the current state of env 0 as an image, uint8 RGB [height, width, 3]."""
     if not isinstance(env, RobotEnv):
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # The env may render without OpenGL.
-        with suppress(UserError):
-            choose_opengl_library()
         # `playable` returns no other kind of env if it is to be rendered.
-        yield partial(_image_of, cast("RenderableEnv", env), width, height)
+        image = image_renderer(cast("RenderableEnv", env))
+        yield lambda: _fit(image(), width, height)
         return
     data, arrows = mujoco.MjData(env.sim.model), VelocityArrows(env.sim.model)
     with Camera(env.sim.model, width, height) as camera:
@@ -123,50 +124,38 @@ def _renderer(env: VecEnv, width: int, height: int, show_arrows: bool) -> Iterat
         def render() -> np.ndarray:
             command = command_of(env)
             copy_state(env, command, data)
+            mujoco.mj_forward(env.sim.model, data)
             return camera.render(data, arrows.make(command, data) if show_arrows else ())
 
         yield render
 
 
-@contextmanager
-def _camera_view(env: VecEnv, width: int, height: int) -> Iterator[Callable[[], np.ndarray]]:
-    """Provide a function that returns the images of all cameras of env 0 side by side, scaled to width x height."""
+def _camera_view(env: VecEnv, width: int, height: int) -> np.ndarray:
+    """Return the images of all cameras of env 0 side by side, uint8 RGB [height, width, 3]."""
+    images = list(pictures_of(env, num_envs=1).values())
+    size = tuple(max(image.shape[axis] for image in images) for axis in (1, 2))
+    images = [torch.nn.functional.interpolate(image[None], size, mode="nearest")[0] for image in images]
+    picture = mosaic(torch.stack(images)).permute(1, 2, 0).numpy()
+    return _fit(picture, width, height, Image.Resampling.NEAREST)
+
+
+def _fit(image: np.ndarray, width: int, height: int, filter: int = Image.Resampling.BICUBIC) -> np.ndarray:
+    """Return an image scaled to fit into width x height and centered on black."""
+    return np.asarray(ImageOps.pad(Image.fromarray(image), (width, height), filter))
+
+
+def image_renderer(env: RenderableEnv) -> Callable[[], np.ndarray]:
+    """Return a function that renders an env of another simulator as an image, uint8 RGB [height, width, 3]."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    # The env may render without OpenGL.
+    with suppress(UserError):
+        choose_opengl_library()
 
     def render() -> np.ndarray:
-        picture = mosaic(torch.stack(camera_images(env))).permute(1, 2, 0).numpy()
-        return np.asarray(ImageOps.pad(Image.fromarray(picture), (width, height), Image.Resampling.NEAREST))
+        try:
+            return env.render()
+        except Exception as error:
+            # Every simulator raises its own exceptions; their messages name what is missing.
+            raise UserError(f"the environment cannot be rendered: {one_line(error)}") from error
 
-    yield render
-
-
-def camera_images(env: VecEnv, index: int = 0) -> list[torch.Tensor]:
-    """Return the current images of all cameras of an env as RGB, each [3, height, width] of the largest size."""
-    specs = {name: spec for name, spec in env.observation_spec.items() if len(spec.shape) == 3}
-    obs = env.observe() if specs else {}
-    images = [to_rgb(obs[name][index], spec.scale, spec.frames) for name, spec in specs.items()]
-    size = tuple(max((image.shape[axis] for image in images), default=0) for axis in (1, 2))
-    return [torch.nn.functional.interpolate(image[None], size, mode="nearest")[0] for image in images]
-
-
-def _image_of(env: RenderableEnv, width: int, height: int) -> np.ndarray:
-    """Return the image of an env, scaled to fit into width x height and centered on black."""
-    return np.asarray(ImageOps.pad(Image.fromarray(rendered(env)), (width, height)))
-
-
-def rendered(env: RenderableEnv) -> np.ndarray:
-    """Return the image of an env, uint8 RGB [height, width, 3]."""
-    try:
-        return env.render()
-    except Exception as error:
-        # Every simulator raises its own exceptions; their messages name what is missing.
-        raise UserError(f"the environment cannot be rendered: {' '.join(str(error).split())}") from error
-
-
-def copy_state(env: RobotEnv, command: CommandDisplay | None, data: mujoco.MjData) -> None:
-    """Copy the state of env 0, and the goal rotation of its command to the first mocap body."""
-    for name in ("qpos", "qvel", "act", "mocap_pos", "mocap_quat"):
-        getattr(data, name)[:] = getattr(env.sim, name)[0].numpy()
-    if command and command.rotation is not None and len(data.mocap_quat):
-        data.mocap_quat[0] = command.rotation[0].numpy()
-    data.time = env.sim.time[0].item()
-    mujoco.mj_forward(env.sim.model, data)
+    return render

@@ -1,7 +1,6 @@
 """The visible geoms of a MuJoCo model as GLB files, which a browser renders."""
 
 import copy
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import mujoco
@@ -68,19 +67,6 @@ def scene_meshes(model: mujoco.MjModel) -> list[SceneMesh]:
         else:
             parts.setdefault(body, []).append(mesh)
     return found + [SceneMesh(body, False, _glb(meshes)) for body, meshes in parts.items()]
-
-
-def extents(model: mujoco.MjModel, data: mujoco.MjData, bodies: Iterable[int]) -> np.ndarray:
-    """Return the smallest and the largest coordinates of the geoms of bodies, without planes and heightfields, in
-    meters, [2, 3]."""
-    is_part = np.isin(model.geom_bodyid, list(bodies)) & ~np.isin(model.geom_type, (PLANE, HFIELD))
-    geoms = np.flatnonzero(is_part)
-    rotation = data.geom_xmat[geoms].reshape(-1, 3, 3)
-    center = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", rotation, model.geom_aabb[geoms, :3])
-    half = np.einsum("gij,gj->gi", np.abs(rotation), model.geom_aabb[geoms, 3:])
-    if not len(geoms):
-        return np.array([[-0.5, -0.5, 0.0], [0.5, 0.5, 1.0]])
-    return np.stack(((center - half).min(0), (center + half).max(0)))
 
 
 def _mesh(scene: Scene, geom: int) -> trimesh.Trimesh:

@@ -7,21 +7,20 @@ connected. Without a browser neither does anything.
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from paceline.run import checkpoint
+from paceline.view.side_process import SideProcess
 from paceline.view.viewer_server import Address
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
 
-_WATCHED, _LOG = "watched", "log"
+_WATCHED = "watched"
 # Minimum time between two copies of the policy, s.
 _COPY_SECONDS = 3.0
 # Time for the process to end, s.
@@ -29,56 +28,41 @@ _END_SECONDS = 5.0
 
 
 class TrainingViewer:
-    """A callback of the training, which starts and ends the process."""
+    """Starts and ends the process. Implements `Callback`."""
+
+    name = "viewer"
 
     def __init__(self, address: Address, num_envs: int):
         self._address, self._num_envs = address, num_envs
-        self._copied_at = 0.0
 
-    def begin(self, session: "Session") -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="paceline-viewer-"))
+    def begin(self, session: "Session") -> Self:
+        self._process = SideProcess()
         self._copy_policy(session)
-        arguments = session.run.path.absolute(), self._folder, self._address.host, self._address.port, self._num_envs
-        # The process uses one thread and no GPU.
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        with (self._folder / _LOG).open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "paceline.view.training_viewer", *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                # Ctrl-C is for the training, which ends the process after it has stopped. In a session of its own,
-                # the priority of the process would have no effect where Linux groups processes by session.
-                process_group=0,
-            )
-        for line in self._address.lines():
+        address, folder = self._address, self._process.folder
+        self._process.start(__name__, session.run.path.absolute(), folder, address.host, address.port, self._num_envs)
+        for line in address.lines():
             session.warn(line)
+        return self
 
     def after_iteration(self, session: "Session") -> None:
-        if self._process.poll() is not None:
-            lines = (self._folder / _LOG).read_text(errors="replace").split("\n")
-            reason = next((line for line in reversed(lines) if line), f"exit code {self._process.returncode}")
-            self.close()
-            raise RuntimeError(f"the process of the viewer has ended: {reason}")
+        if self._process.exit_code is not None:
+            reason = self._process.last_line()
+            self._process.stop()
+            raise RuntimeError(f"its process has ended: {reason}")
         due = time.monotonic() >= self._copied_at + _COPY_SECONDS
-        if due and (self._folder / _WATCHED).exists():
+        if due and (self._process.folder / _WATCHED).exists():
             self._copy_policy(session)
 
-    def close(self) -> None:
-        assert self._process.stdin
-        # The process ends when its standard input is closed.
-        self._process.stdin.close()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def close(self, status: str) -> None:
+        self._process.stop(_END_SECONDS)
 
     def _copy_policy(self, session: "Session") -> None:
         state = {"learner": session.learner.policy_state()}
-        checkpoint.save(self._folder, session.learner.iteration, state, keep=1, best=False)
+        try:
+            checkpoint.save(self._process.folder, session.learner.iteration, state, keep=1, best=False)
+        except OSError:
+            self._process.stop()
+            raise
         self._copied_at = time.monotonic()
 
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from paceline.cameras.mosaic import mosaic
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
+from paceline.learners.encoders import images_of
 from paceline.learners.networks import PolicyRunner
 from paceline.run import checkpoint
 from paceline.run.directory import RunDir
 from paceline.training.build import Playable, playable
+from paceline.training.pictures import pictures_of
 from paceline.view.overlay import command_of
-from paceline.view.play import camera_images
 from paceline.view.viewer_panel import CommandInput, Panel, RewardHistory
 from paceline.view.viewer_scene import make_scene
 from paceline.view.viewer_server import Address, serve
@@ -77,13 +77,9 @@ class Viewer:
 
     def __init__(self, server: "ViserServer", found: Playable, files: Callable[[], dict[str, Path]]):
         self._server, self._env, self._read, self._files = server, found.env, found.read, files
-        self._policy, self._iteration, self._loaded = (
-            PolicyRunner(found.policy, found.env.num_envs),
-            found.iteration,
-            found.file,
-        )
+        self._policy = PolicyRunner(found.policy, found.env.num_envs)
+        self._iteration, self._loaded = found.iteration, found.file
         self._scene = make_scene(server.scene, found.env)
-        self._has_images = any(len(spec.shape) == 3 for spec in found.env.observation_spec.values())
         names = {file: name for name, file in reversed(files().items())}
         self._panel = Panel(
             server.gui,
@@ -91,7 +87,7 @@ class Viewer:
             can_follow=self._scene.can_follow,
             inputs=_command_inputs(found.env),
             checkpoint=names.get(found.file, found.file.name),
-            has_images=self._has_images,
+            images=images_of(found.env),
         )
         server.initial_camera.position, server.initial_camera.look_at = self._scene.initial_camera()
         self._history = RewardHistory(found.env)
@@ -173,8 +169,7 @@ class Viewer:
             lines.append(f"**{self._problem}**")
         panel.show_status(lines, command_of(env))
         panel.show_rewards(self._history)
-        if self._has_images:
-            panel.show_image(mosaic(torch.stack(camera_images(env, panel.env))).permute(1, 2, 0).numpy())
+        panel.show_images(pictures_of(env))
 
 
 def _command_inputs(env: VecEnv) -> dict[str, CommandInput]:

@@ -1,11 +1,14 @@
 """The controls and the plots of the viewer's page."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from paceline.env.task import CommandDisplay
 from paceline.env.vec_env import Step, VecEnv
+from paceline.view.overlay import command_table
 
 if TYPE_CHECKING:
     from viser import GuiApi
@@ -21,9 +24,11 @@ _BUTTONS_HINT = "Keys: P to run or pause, N for a step."
 # Colors of Okabe and Ito, which color-blind readers can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#A6A000")
 _DASHES = ((), (6.0, 3.0), (2.0, 3.0))
-# Width to which images are enlarged, pixels.
+# Width to which pictures are enlarged, pixels.
 _IMAGE_WIDTH = 320
 _SCALES: Any = {"x": {"time": False}}
+# Space above, right of, below and left of a plot, pixels. The numbers at its edges need it.
+_PLOT_PADDING = (10, 10, 0, 0)
 
 
 class RewardHistory:
@@ -123,7 +128,7 @@ class Panel:
         can_follow: bool,
         inputs: dict[str, CommandInput],
         checkpoint: str,
-        has_images: bool,
+        images: Iterable[str],
     ):
         gui.configure_theme(show_logo=False, show_share_button=False, control_width="large")
         gui.main_panel.dock_right()
@@ -136,14 +141,14 @@ class Panel:
             self._speed = gui.add_slider("Speed", *_SPEEDS, 0.1, 1.0, hint="Simulated seconds per second.")
             self._checkpoint = gui.add_dropdown("Checkpoint", (checkpoint,))
             options = tuple(map(str, range(num_envs)))
-            self._env = gui.add_dropdown("Env", options, hint="The env of the numbers, the plots and the images.")
+            self._env = gui.add_dropdown("Env", options, hint="The env of the numbers and the plots.")
             self._follow = gui.add_checkbox("Follow", can_follow, visible=can_follow, hint="Keep the robot in view.")
         gui.add_command("Run or pause", hotkey="P").on_trigger(lambda _: self._run() if self.paused else self._pause())
         gui.add_command("Step", hotkey="N").on_trigger(lambda _: self._step())
         self.command = CommandPanel(gui, inputs)
         self._plots = gui.add_folder("Rewards per step")
-        with gui.add_folder("Cameras", visible=has_images):
-            self._image = gui.add_image(np.zeros((1, 1, 3), np.uint8), visible=has_images)
+        with gui.add_folder("Cameras", visible=bool(images)):
+            self._images = {name: gui.add_image(np.zeros((1, 1, 3), np.uint8), label=name) for name in images}
         self._curves = None
 
     @property
@@ -200,25 +205,24 @@ class Panel:
             )
             with self._plots:
                 self._curves = [
-                    self._gui.add_uplot(each, scales=_SCALES, **style)
+                    self._gui.add_uplot(each, scales=_SCALES, padding=_PLOT_PADDING, **style)
                     for each, style in zip(data, styles, strict=False)
                 ]
         for curve, each in zip(self._curves, data, strict=True):
             curve.data = each
 
-    def show_image(self, image: np.ndarray) -> None:
-        """Show the images of the cameras, uint8 RGB [height, width, 3]. Small images are enlarged."""
-        factor = max(1, _IMAGE_WIDTH // image.shape[1])
-        self._image.image = image.repeat(factor, axis=0).repeat(factor, axis=1)
+    def show_images(self, pictures: dict[str, Tensor]) -> None:
+        """Show pictures of the cameras by name, uint8 RGB [3, height, width]. Small pictures are enlarged."""
+        for name, picture in pictures.items():
+            factor = max(1, _IMAGE_WIDTH // picture.shape[2])
+            self._images[name].image = picture.permute(1, 2, 0).numpy().repeat(factor, axis=0).repeat(factor, axis=1)
 
     def show_status(self, lines: list[str], command: CommandDisplay | None) -> None:
         """Show lines of text and the command of the selected env."""
         text = "  \n".join(lines)
         if command and command.numbers:
-            text += "\n\n| command | commanded | actual |\n|---|---|---|\n"
-            for name, values in command.numbers.items():
-                columns = [f"{float(value[self.env]):.2f}" for value in values] + [""]
-                text += f"| {name} | {columns[0]} | {columns[1]} |\n"
+            heading, *rows = (f"| {' | '.join(row)} |" for row in command_table(command, self.env))
+            text = "\n".join((text, "", heading, "|---|---|---|", *rows))
         self._status.content = text
 
 

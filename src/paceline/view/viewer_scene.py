@@ -1,21 +1,17 @@
 """Robots and their surroundings in the browser, several envs in a grid."""
 
 import math
-import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import mujoco
 import numpy as np
 
-from paceline.cameras.level_of_detail import initial_pose
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import RenderableEnv, VecEnv
-from paceline.errors import UserError
-from paceline.view.opengl import choose_opengl_library
 from paceline.view.overlay import VelocityArrows, command_of
-from paceline.view.play import rendered
-from paceline.view.scene_meshes import extents, scene_meshes
+from paceline.view.play import image_renderer
+from paceline.view.robot import base_body, bounds, copy_state
+from paceline.view.scene_meshes import scene_meshes
 
 if TYPE_CHECKING:
     from viser import SceneApi
@@ -42,17 +38,13 @@ class ImageScene:
     can_follow = False
 
     def __init__(self, scene: "SceneApi", env: RenderableEnv):
-        self._scene, self._env = scene, env
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        # The env may render without OpenGL.
-        with suppress(UserError):
-            choose_opengl_library()
+        self._scene, self._render = scene, image_renderer(env)
 
     def initial_camera(self) -> tuple[np.ndarray, np.ndarray]:
         return np.ones(3), np.zeros(3)
 
     def update(self, _selected: int, _follow: bool) -> None:
-        self._scene.set_background_image(rendered(self._env), format="jpeg")
+        self._scene.set_background_image(self._render(), format="jpeg")
 
 
 class RobotScene:
@@ -61,11 +53,11 @@ class RobotScene:
     def __init__(self, scene: "SceneApi", env: RobotEnv):
         self._env, self.num_envs, model = env, env.num_envs, env.sim.model
         self._data, self._arrows_of = mujoco.MjData(model), VelocityArrows(model)
-        self._base = _base(model)
+        self._base = base_body(model)
         self.can_follow = self._base > 0
         """Whether the robot can leave its place, so that the view has to follow it."""
-        bounds = _bounds(model)
-        self._center, self._size = bounds.mean(0), np.ptp(bounds, axis=0)
+        extent = bounds(model)
+        self._center, self._size = extent.mean(0), np.ptp(extent, axis=0)
         shares_world = bool((model.geom_bodyid[model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD] == 0).any())
         self._offsets = np.zeros((env.num_envs, 3))
         if not shares_world:
@@ -109,14 +101,10 @@ class RobotScene:
         """Show the current state. With `follow`, the robot of the env `selected` stays in the middle."""
         env, model, data = self._env, self._env.sim.model, self._data
         command = command_of(env)
-        sim = {name: getattr(env.sim, name).numpy() for name in ("qpos", "mocap_pos", "mocap_quat")}
         positions, rotations = np.zeros((env.num_envs, model.nbody, 3)), np.zeros((env.num_envs, model.nbody, 4))
         arrows = []
         for index in range(env.num_envs):
-            for name, values in sim.items():
-                getattr(data, name)[:] = values[index]
-            if command and command.rotation is not None and len(data.mocap_quat):
-                data.mocap_quat[0] = command.rotation[index].numpy()
+            copy_state(env, command, data, index)
             mujoco.mj_kinematics(model, data)
             positions[index], rotations[index] = data.xpos + self._offsets[index], data.xquat
             for arrow in self._arrows_of.make(command, data, index):
@@ -132,19 +120,6 @@ class RobotScene:
         elif not follow:
             self._focus[:] = 0.0
         self._world.position = -self._focus
-
-
-def _base(model: mujoco.MjModel) -> int:
-    """Return the body of a robot that moves freely, or 0 if there is none. An object without joints is no robot."""
-    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value]
-    return next((int(body) for body in free if (model.body_parentid == body).any()), 0)
-
-
-def _bounds(model: mujoco.MjModel) -> np.ndarray:
-    """Return the smallest and the largest coordinates of an env in its initial pose, without its ground, [2, 3]."""
-    base = _base(model)
-    bodies = np.flatnonzero(model.body_rootid == base) if base else np.arange(model.nbody)
-    return extents(model, initial_pose(model), bodies.tolist())
 
 
 def _grid(count: int, spacing: np.ndarray) -> np.ndarray:

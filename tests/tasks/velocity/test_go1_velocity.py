@@ -183,7 +183,7 @@ def test_the_display_has_the_command_and_the_actual_velocity():
     assert torch.equal(display.velocity[0], command[:, :2])
     assert torch.equal(display.velocity[1], velocity[:, :2])
     assert torch.equal(torch.stack([commanded for commanded, _ in display.numbers.values()], dim=1), command)
-    assert torch.equal(display.numbers["turn rad/s"][1], env.env_state.sensor("gyro")[:, 2])
+    assert torch.equal(display.numbers["yaw rad/s"][1], env.env_state.sensor("gyro")[:, 2])
 
 
 def test_a_reward_weight_is_an_option():

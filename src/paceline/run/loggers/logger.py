@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.run.loggers.background import BackgroundLogger
 from paceline.run.loggers.wandb import check_credentials
 from paceline.run.metrics_file import MetricsFile
+from paceline.run.optional_parts import OptionalParts
 
 # The packages that each logger in its own process needs; its extra has the same name.
 _PACKAGES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
@@ -34,44 +35,20 @@ class Logger(Protocol):
         ...
 
 
-class Loggers:
-    """All loggers of a run. A logger that fails is closed with a warning, and training continues without it."""
-
-    def __init__(self, warn: Callable[[str], object]):
-        self._loggers: dict[str, Logger] = {}
-        self._warn = warn
-
-    def open(self, name: str, make: Callable[[], Logger]) -> None:
-        try:
-            self._loggers[name] = make()
-        except Exception as error:
-            self._warn(f"The logger {name} could not be opened: {one_line(error)}. Training continues without it.")
+class Loggers(OptionalParts):
+    """All loggers of a run."""
 
     def log(self, iteration: int, values: dict[str, float]) -> None:
-        self._call("log", iteration, values)
+        self.call("log", iteration, values)
 
     def log_image(self, iteration: int, name: str, picture: Tensor) -> None:
-        self._call("log_image", iteration, name, picture)
+        self.call("log_image", iteration, name, picture)
 
     def log_video(self, iteration: int, name: str, file: Path) -> None:
-        self._call("log_video", iteration, name, file)
+        self.call("log_video", iteration, name, file)
 
     def flush(self) -> None:
-        self._call("flush")
-
-    def close(self, status: str) -> None:
-        self._call("close", status)
-        self._loggers.clear()
-
-    def _call(self, method: str, *arguments: Any) -> None:
-        for name, logger in list(self._loggers.items()):
-            try:
-                if function := getattr(logger, method, None):
-                    function(*arguments)
-            except Exception as error:
-                del self._loggers[name]
-                remedy = "" if method == "close" else " Training continues without it."
-                self._warn(f"The logger {name} failed: {one_line(error)}.{remedy}")
+        self.call("flush")
 
 
 def check_loggers(names: tuple[str, ...]) -> None:
@@ -93,15 +70,15 @@ def open_loggers(
     """Open the file of metrics and the loggers of the configuration. `facts` describe the session, see
     `MetricsFile`."""
     loggers = Loggers(warn)
-    loggers.open("metrics.jsonl", lambda: MetricsFile(run.metrics_file, first_iteration, facts))
+    loggers.add("logger metrics.jsonl", lambda: MetricsFile(run.metrics_file, first_iteration, facts))
     options = config.by_name() | {"world_size": facts["world_size"]}
     if "tensorboard" in config.logger:
         # Importing TensorBoard takes longer than all of Paceline.
         from paceline.run.loggers.tensorboard import TensorBoard
 
-        loggers.open("tensorboard", lambda: TensorBoard(run.tensorboard, first_iteration, options))
+        loggers.add("logger tensorboard", lambda: TensorBoard(run.tensorboard, first_iteration, options))
     directory = run.path.absolute()
     for name in sorted(_PACKAGES.keys() & set(config.logger)):
         arguments = name, directory, f"{config.task} {directory.name}", options, warn
-        loggers.open(name, partial(BackgroundLogger, *arguments))
+        loggers.add(f"logger {name}", partial(BackgroundLogger, *arguments))
     return loggers

@@ -305,7 +305,7 @@ class VelocityTask(Task):
         numbers = {
             "forward m/s": (command[:, 0], velocity[:, 0]),
             "left m/s": (command[:, 1], velocity[:, 1]),
-            "turn rad/s": (command[:, 2], gyro[:, 2]),
+            "yaw rad/s": (command[:, 2], gyro[:, 2]),
         }
         return CommandDisplay(numbers, velocity=(command[:, :2], velocity[:, :2]))
 
