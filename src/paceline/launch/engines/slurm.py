@@ -92,7 +92,7 @@ def _submit(file: WorkflowFile, profile: Profile) -> JobRecord:
                 record.handles[job.group] = _call(*job.command(record.handles)).strip().partition(";")[0]
                 if stop.requested:
                     raise KeyboardInterrupt
-        except (UserError, KeyboardInterrupt):
+        except (UserError, OSError, KeyboardInterrupt):
             if record.handles:
                 _call("scancel", *record.handles.values())
             raise
