@@ -1,6 +1,7 @@
 """Training rate and CPU time with and without --mirror: to a local folder and to an S3 server on this host.
 
-The variants alternate in one run of this script, because the rate of a host changes with time.
+The variants alternate in one run of this script, because the rate of a host changes with time. The S3 server stands for
+another host and therefore has the lowest priority.
 
     python bench/mirror.py [--rounds 3] [--device cpu|0]
 """
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=20, help="Iterations between two checkpoints.")
     parser.add_argument("--name", default="mirror", help="Name of the file in bench/results.")
     arguments = parser.parse_args()
-    server = S3Server()
+    server = S3Server(niceness=19)
     rates: dict[str, list[float]] = {"none": [], "file": [], "s3": []}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in rates}
     try:

@@ -1,8 +1,11 @@
 """Workflows on this machine, with real processes."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -93,6 +96,23 @@ def test_an_output_that_cannot_be_stored_fails_the_task(tmp_path: Path):
     assert done.returncode == 1
     assert "its output cannot be stored" in result(tmp_path)["tasks"]["bad"]["reason"]
     assert (tmp_path / "jobs" / "test-1" / "bad" / "output" / "x").exists()
+
+
+def test_a_disk_that_is_full_is_an_error_without_a_traceback(tmp_path: Path):
+    (tmp_path / "file.yaml").write_text(workflow(task("one", "true")))
+    command = f"ulimit -f 0; {sys.executable} -m paceline launch file.yaml"
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "cannot write the files of the job: [Errno 27]" in done.stderr
+    assert f"free space in {tmp_path}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_result_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: Path):
+    done = launch(workflow(task("one", "mkdir ../../result.json")), tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "result.json cannot be written: [Errno 21]" in done.stdout
 
 
 def test_a_program_that_does_not_exist_fails_the_task(tmp_path: Path):

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -14,6 +15,7 @@ from paceline.launch.job_record import JobRecord, find_job
 from paceline.launch.profile import OsmoSettings, Profile
 from paceline.launch.workflow import WorkflowFile, read_workflow
 from tests.forked import paceline
+from tests.launch.workflows import SECONDS, start, wait_for
 
 TEXT = """\
 # A comment, which the file keeps.
@@ -49,8 +51,11 @@ class StandIn:
         self.answers('{"name": "train-17"}')
 
     def answers(self, answer: str, code: int = 0) -> None:
+        self.replace(_STAND_IN.format(python=sys.executable, answer=answer, code=code))
+
+    def replace(self, script: str) -> None:
         program = self._directory / "osmo"
-        program.write_text(_STAND_IN.format(python=sys.executable, answer=answer, code=code))
+        program.write_text(script)
         program.chmod(0o755)
 
     @property
@@ -108,6 +113,19 @@ def test_commands_pass_through(stand_in: StandIn, job: JobRecord, capfd: pytest.
     printed = capfd.readouterr().out
     assert "answer of query" in printed
     assert "http://127.0.0.1:6006" in printed
+
+
+def test_a_tool_ends_when_a_signal_ends_the_command(stand_in: StandIn, job: JobRecord, tmp_path: Path):
+    stand_in.replace("#!/bin/sh\necho $$ >pid.part; mv pid.part pid; exec sleep 1000\n")
+    process = start(tmp_path, "tensorboard", "train-1")
+    try:
+        wait_for((tmp_path / "pid").exists)
+        process.terminate()
+        assert process.wait(SECONDS) == 130
+        wait_for(lambda: not psutil.pid_exists(int((tmp_path / "pid").read_text())))
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_refused_submission_leaves_no_job(stand_in: StandIn, file: WorkflowFile, profile: Profile):

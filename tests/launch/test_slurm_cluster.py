@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -230,6 +233,21 @@ def test_a_job_is_requeued_before_its_time_limit(launches: dict[str, Launch]):
     assert limited.wait() == 0, limited.printed()
     assert limited.slurm_job("task")["Restarts"] == "1"
     assert "Requeue: the time limit is near." in (limited.directory / "task.slurm.log").read_text()
+
+
+def test_ctrl_c_during_the_submission_cancels_what_was_submitted(cluster: SlurmCluster, tmp_path: Path):
+    (tmp_path / "reschedule.yaml").write_text(RESCHEDULE)
+    (tmp_path / "local.txt").touch()
+    slow = tmp_path / "sbatch"
+    slow.write_text(f'#!/bin/sh\n{shutil.which("sbatch")} "$@" && touch {tmp_path}/submitted && sleep 2\n')
+    slow.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    launched = launch(cluster, tmp_path, tmp_path / "reschedule.yaml", TOKEN=SECRET, PATH=path)
+    cluster.wait((tmp_path / "submitted").exists, SECONDS)
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.wait() == 130, launched.printed()
+    assert launched.record().handles.keys() == {"first"}
+    cluster.wait(lambda: launched.slurm_job("first")["JobState"] == "CANCELLED", SECONDS)
 
 
 def test_a_job_that_loses_a_node_is_requeued_on_others_with_the_result_of_an_undisturbed_run(

@@ -8,10 +8,9 @@ from rich.console import Console
 from paceline.errors import UserError
 from paceline.launch.engines import ssh
 from paceline.launch.engines.engine import LaunchOptions
+from paceline.launch.engines.placement import Host, Placement
 from paceline.launch.engines.resources import Amounts
-from paceline.launch.engines.ssh_commands import SshCommands
-from paceline.launch.engines.ssh_hosts import Host, Placement
-from paceline.launch.profile import Profile, SshHost, SshSettings, read_profile
+from paceline.launch.profile import Profile, read_profile
 from paceline.launch.spec import Workflow
 from paceline.launch.workflow import parse_workflow
 
@@ -121,8 +120,7 @@ def test_a_dry_run_prints_the_commands_and_what_the_hosts_receive(profile: str, 
 
 
 def host(name: str, cpu: float = 0.0, gpus: int = 0) -> Host:
-    commands = SshCommands(SshHost(name=name), SshSettings(), Path("/data"), Path("/venv"))
-    return Host(commands, Amounts(cpu, gpus), [str(index) for index in range(gpus)])
+    return Host(name, Amounts(cpu, gpus), [str(index) for index in range(gpus)])
 
 
 def workflow(*names: str, **resource: object) -> Workflow:
@@ -140,7 +138,8 @@ def test_each_task_has_a_host_until_all_hosts_have_one():
     placement = Placement([host("x", gpus=2), host("y", gpus=2)], flow, tasks_per_host=2, oversubscribe=False)
     assert placement.reserve(flow.task_groups[0])
     assert placed(placement, "a", "b", "c") == ["x", "y", "x"]
-    assert [placement.gpus(task) for task in flow.task_groups[0].tasks] == [["0"], ["0"], ["1"]]
+    variables = [placement.variables(task) for task in flow.task_groups[0].tasks]
+    assert variables == [{"CUDA_VISIBLE_DEVICES": gpus} for gpus in ("0", "0", "1")]
     # All hosts are in use; afterwards they are free again.
     assert not placement.reserve(workflow("d", "e", gpu=1).task_groups[0])
     placement.release(flow.task_groups[0])

@@ -1,5 +1,8 @@
 """Inputs, outputs and checkpoints of tasks on an S3 server, and credentials."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +74,14 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
     assert len(written) > 8
     for secret in (SECRET, TOKEN):
         assert not any(secret in text for text in (*written, *commands, output))
+
+
+def test_a_specification_of_another_version_is_refused_without_printing_credentials():
+    line = json.dumps({"variables": {"TOKEN": SECRET}, "secrets": {"my-token": TOKEN}})
+    command = [sys.executable, "-m", "paceline.launch.task_runner", "run"]
+    done = subprocess.run(command, input=line, capture_output=True, text=True, check=False)
+    assert "workflow_id" in done.stderr
+    assert (done.returncode, SECRET in done.stderr, TOKEN in done.stderr) == (1, False, False)
 
 
 def test_an_upload_that_fails_is_repeated_and_then_fails_the_task(tmp_path: Path):

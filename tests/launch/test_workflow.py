@@ -1,9 +1,13 @@
 """Workflow files: what is accepted, and what is refused with which words."""
 
+import re
 from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 
 from paceline.errors import UserError
 from paceline.launch.engines import ENGINES, load_engine
@@ -192,6 +196,23 @@ def test_the_files_of_paceline_are_described_by_every_engine(name: str, on: str)
     assert "-m paceline" in load_engine(on).describe(read_workflow(SHIPPED_FOLDER / name), profile)
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_osmo_renders_the_files_of_paceline_as_paceline_does(name: str):
+    path = SHIPPED_FOLDER / name
+    _, section = path.read_text().split("\nworkflow:")
+    section, defaults = section.split("\ndefault-values:")
+    values = yaml.safe_load(f"values:{defaults}")["values"]
+    # OSMO replaces each token by a variable whose value is the token.
+    for index, token in enumerate(
+        dict.fromkeys(re.findall(r"{{(?:workflow_id|output|input:[^}]+|host:[^}]+)}}", section))
+    ):
+        section = section.replace(token, f"{{{{hash{index}}}}}")
+        values[f"hash{index}"] = token
+    template = SandboxedEnvironment(undefined=StrictUndefined).from_string(f"workflow:{section}")
+    rendered = yaml.safe_load(f"version: 2\n{template.render(values)}\n")
+    assert rendered == yaml.safe_load(read_workflow(path).text)
+
+
 def test_a_scaling_experiment_has_a_group_of_nodes_for_each_run_and_a_report():
     values, ranks = ["num_gpu=2", "seeds=2", "total_envs=96"], ["ranks=1 4"]
     *runs, comparison = read_workflow(SHIPPED_FOLDER / "scaling.yaml", values, ranks).workflow.task_groups
@@ -302,6 +323,16 @@ REFUSED = {
         changed("{{host:master}}", "{{ host:master }}").replace("{{ storage_url }}", ""),
         30,
         ["{{host:NAME}}, without spaces"],
+    ),
+    "a token in a string": (
+        changed("echo {{output}}", "{{ '{{host:%s}}' % 'a' }}", PLAIN),
+        11,
+        ["a token is in a string", '"{{" ~ "host:NAME}}"'],
+    ),
+    "a token in another text of a template": (
+        changed("echo {{output}}", "{{ 'a' ~ '{{output}}' }}", PLAIN),
+        11,
+        ["{{output}} is in a string"],
     ),
     "default values that are indented": (
         changed("default-values:", "  default-values:").replace("  num_", "    num_"),

@@ -73,7 +73,13 @@ def launch(argv: list[str], console: Console) -> int:
             print(f"paceline: warning: {message}; without --dry-run this is an error", file=sys.stderr)
         print(chosen.describe(file, profile))
         return 0
-    return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe, arguments.follow))
+    try:
+        return chosen.launch(file, profile, console, LaunchOptions(arguments.oversubscribe, arguments.follow))
+    except OSError as error:
+        place = profile.storage_root.absolute()
+        raise UserError(
+            f"cannot write the files of the job: {error}; free space in {place}, or set storage_root in the profile"
+        ) from error
 
 
 def _join_repeated(argv: list[str], options: tuple[str, ...]) -> list[str]:

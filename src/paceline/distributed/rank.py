@@ -1,10 +1,7 @@
 """The rank of this process and its device."""
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +10,7 @@ from paceline.device.cpu import usable_cores
 from paceline.distributed.launcher import read_ranks, under_elastic_agent, under_launcher
 from paceline.errors import UserError
 from paceline.process.interrupts import PARENT
+from paceline.process.parent import die_with
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,6 @@ def die_with_launcher() -> None:
     """End this worker when its elastic launcher is killed."""
     if under_elastic_agent():
         die_with(PARENT)
-
-
-def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends. End it now if its parent is no longer the process `parent`."""
-    if sys.platform != "linux":
-        return
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def this_rank(gpu_ids: tuple[int, ...]) -> Rank:

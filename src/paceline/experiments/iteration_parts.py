@@ -17,9 +17,9 @@ import numpy as np
 from rich.console import Console
 
 from paceline.distributed.launcher import without_launcher
-from paceline.distributed.rank import die_with
 from paceline.errors import UserError, one_line
 from paceline.experiments.run_data import RunData, read_run
+from paceline.process.parent import die_with
 from paceline.process.stage import stage
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir, write_atomically

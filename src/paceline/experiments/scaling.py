@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.experiments.grid import Cell, Grid, open_grid
 from paceline.experiments.report import PAGE, check_installed, print_findings, write_report
 from paceline.launch.engines.report import last_line
 from paceline.process.interrupts import EXIT_CODE, STOP_NOTICE, Interrupts
+from paceline.process.parent import die_with
 from paceline.run.directory import RunDir
 
 _POLL_SECONDS = 0.2

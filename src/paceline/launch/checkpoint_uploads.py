@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from paceline.launch.spec import Checkpoint
-from paceline.run.storage import Folder, StorageError, matching_files
+from paceline.run.storage import Folder, StorageError, Uploads, matching_files
 
 _SHORTEST_SECONDS = 1.0
 """Time between two uploads if the frequency is 0, s."""
@@ -16,9 +16,7 @@ class CheckpointUpload:
 
     def __init__(self, checkpoint: Checkpoint, path: Path, url: str):
         """`path` and `url` are those of the checkpoint, with the values of their tokens. Raise UserError."""
-        self._checkpoint, self._path, self._folder = checkpoint, path, Folder(url)
-        self._versions = dict[str, tuple[int, ...]]()
-        """State of each file when it was uploaded."""
+        self._checkpoint, self._path, self._uploads = checkpoint, path, Uploads(Folder(url).upload)
         self._ending, self._error = threading.Event(), ""
         self._thread = threading.Thread(target=self._upload_until_end, daemon=True, name="checkpoint")
 
@@ -40,7 +38,7 @@ class CheckpointUpload:
     def _upload(self) -> None:
         try:
             for file, name in matching_files(self._path, self._checkpoint.regex):
-                self._upload_file(file, name)
+                self._uploads.upload(file, name)
         except (StorageError, OSError) as error:
             if not self._error:
                 line = f"paceline: the checkpoint is not complete: {error}. The task continues."
@@ -48,12 +46,3 @@ class CheckpointUpload:
             self._error = str(error)
         else:
             self._error = ""
-
-    def _upload_file(self, file: Path, name: str) -> None:
-        try:
-            found = file.stat()
-        except FileNotFoundError:
-            return
-        version = found.st_ino, found.st_size, found.st_mtime_ns
-        if self._versions.get(name) != version and self._folder.upload(file, name) is not None:
-            self._versions[name] = version

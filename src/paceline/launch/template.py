@@ -27,7 +27,10 @@ RESERVED = re.compile(f"[{_TOKEN_MARKS}{_LINE_MARKS}]")
 """Characters that a template and its values must not contain."""
 _TAG = re.compile(r"\{[{%#]")
 # In a template, a token with a space in front is an expression of Jinja, as it is for OSMO.
-_TEMPLATE_TOKEN = re.compile(r"\{\{(workflow_id|output|(?:input|host):[\w.-]+ *)\}\}")
+_TEMPLATE_TOKEN = re.compile(r"\{\{(workflow_id|output|(?:input|host):[^}\n]+)\}\}")
+# As OSMO does, the template is rendered with a variable in place of each token.
+_VARIABLE = re.compile(r"\{\{(paceline_token_[0-9]+)\}\}")
+_IN_STRING = """, where it is no token; write "{{" ~ "host:NAME}}" to make one"""
 _PROTECTION = rf"{_TOKEN_MARKS[0]}\1{_TOKEN_MARKS[1]}"
 _PROTECTED = re.compile(f"{_TOKEN_MARKS[0]}(.*?){_TOKEN_MARKS[1]}")
 _LINE = re.compile(f"{_LINE_MARKS[0]}([0-9]+){_LINE_MARKS[1]}")
@@ -98,6 +101,8 @@ def _remedy(message: str, template: str) -> str:
     """Return what to do about a message of Jinja, or an empty string."""
     if "end of print statement" in message and (found := re.search(r"\{\{\s+(host|input):", template)):
         return f"; write {{{{{found[1]}:NAME}}}}, without spaces"
+    if "not all arguments converted" in message and _TEMPLATE_TOKEN.search(template):
+        return f": a token is in a string{_IN_STRING}"
     if "unexpected" in message or "expected token" in message:
         return "; a value is written {{ NAME }}, a statement {% for ... %}"
     return ""
@@ -110,12 +115,19 @@ def render_without_limits(template: str, values: dict[str, Any], first_line: int
     from jinja2.sandbox import SandboxedEnvironment
 
     environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-    protected = _TEMPLATE_TOKEN.sub(_PROTECTION, template)
+    tokens = dict[str, str]()
+
+    def protect(token: re.Match[str]) -> str:
+        name = f"paceline_token_{len(tokens)}"
+        tokens[name] = token.expand(_PROTECTION)
+        return f"{{{{{name}}}}}"
+
+    protected = _TEMPLATE_TOKEN.sub(protect, template)
 
     def generate(source: str) -> str:
         parts, size = [], 0
         # A template may change lists and mappings.
-        for part in environment.from_string(source).generate(deepcopy(values)):
+        for part in environment.from_string(source).generate(deepcopy(values) | tokens):
             parts.append(part)
             size += len(part)
             if size > 2 * LARGEST_TEXT:
@@ -130,6 +142,9 @@ def render_without_limits(template: str, values: dict[str, Any], first_line: int
         text = generate(protected)
         if len(text) > LARGEST_TEXT:
             raise MemoryError
+        if found := _VARIABLE.search(text):
+            problem = UserError(f"{restore(tokens[found[1]])} is in a string or in {{% raw %}}{_IN_STRING}")
+            return error("failed", problem, protected.count("\n", 0, protected.index(found[0])) + 1)
         # Marks must not change the text, for example where the template compares or counts what it has rendered.
         marked = generate(_mark_lines(environment, protected))
         exact = _LINE.sub("", marked) == text

@@ -13,10 +13,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.distributed.rank import die_with
 from paceline.errors import UserError
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 from paceline.process import interrupts
+from paceline.process.parent import die_with
 
 if TYPE_CHECKING:
     from torchrunx import Launcher

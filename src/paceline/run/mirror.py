@@ -15,7 +15,8 @@ from paceline.errors import UserError
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir, runs_of, write_atomically
-from paceline.run.storage import Folder, StorageError
+from paceline.run.storage import Folder, StorageError, Uploads
+from paceline.run.storage_process import FolderProcess
 
 # Time between two searches for new checkpoints, s.
 _POLL_SECONDS = 1.0
@@ -28,17 +29,18 @@ _CHECKPOINTS, _SUMS = "checkpoints/", "checkpoints/SHA256SUMS"
 
 
 class Mirror:
-    """Copy of a run directory at a URL, which a thread of the main rank updates while the run is trained.
+    """Copy of a run directory at a URL, which the main rank updates while the run is trained. A thread looks for files
+    that have changed, and a separate process uploads them.
 
     Checkpoints are uploaded as soon as they are complete and deleted after they were deleted locally. `SHA256SUMS`
     lists the files of the complete ones. All other files are uploaded every 30 s if they have changed.
     """
 
     def __init__(self, url: str, warn: Callable[[str], object]):
-        self.url, self._warn, self._folder = url, warn, Folder(url)
+        self.url, self._warn, self._folder = url, warn, FolderProcess(url)
+        self._uploads = Uploads(self._folder.upload)
         self._error: str | None = None
         self._run_id = secrets.token_hex(16)
-        self._uploaded: dict[str, tuple[int, ...]] = {}
         self._sums: dict[str, str] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,6 +96,7 @@ class Mirror:
             if with_logs:
                 logs_due = time.monotonic() + _LOG_SECONDS
         self._update(with_logs=True)
+        self._folder.close()
 
     def _update(self, with_logs: bool) -> None:
         """Upload files that have changed. A failure is repeated in the next update."""
@@ -102,7 +105,7 @@ class Mirror:
                 if _is_checkpoint(name) or with_logs:
                     self._upload(file, name)
             self._delete_old()
-        except (StorageError, OSError) as error:
+        except (StorageError, UserError, OSError) as error:
             if self._error is None:
                 self._warn(f"The mirror is not complete: {error}. Training continues and the upload is repeated.")
             self._error = str(error)
@@ -110,18 +113,8 @@ class Mirror:
             self._error = None
 
     def _upload(self, file: Path, name: str) -> None:
-        try:
-            found = file.stat()
-        except FileNotFoundError:
-            return
-        version = found.st_ino, found.st_size, found.st_mtime_ns
-        if self._uploaded.get(name) == version:
-            return
-        checksum = self._folder.upload(file, name)
-        if checksum is None:
-            return
-        self._uploaded[name] = version
-        if _is_checkpoint(name):
+        checksum = self._uploads.upload(file, name)
+        if checksum is not None and _is_checkpoint(name):
             self._sums[name] = checksum
             if checkpoint.is_numbered(file):
                 self._write_sums()
@@ -191,20 +184,20 @@ def _check_same_run(run: RunDir, folder: Folder) -> None:
         )
 
 
-def _run_id(folder: Folder) -> str:
+def _run_id(folder: Folder | FolderProcess) -> str:
     """Return the identifier of the run in a folder. A run that was not uploaded by a `Mirror` has none; that of the URL
     is used for it."""
     stored = folder.read(_RUN_ID)
     return hashlib.sha256(folder.url.encode()).hexdigest() if stored is None else stored.decode(errors="replace")
 
 
-def _read_config(folder: Folder) -> TrainConfig | None:
+def _read_config(folder: Folder | FolderProcess) -> TrainConfig | None:
     content = folder.read(_CONFIG)
     url = f"{folder.url}/{_CONFIG}"
     return None if content is None else TrainConfig.from_yaml(content.decode(errors="replace"), url)
 
 
-def _read_sums(folder: Folder) -> dict[str, str] | None:
+def _read_sums(folder: Folder | FolderProcess) -> dict[str, str] | None:
     """Return the checksums of the complete checkpoints by name, or None if the run was not uploaded by a `Mirror`."""
     content = folder.read(_SUMS)
     if content is None:

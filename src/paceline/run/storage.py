@@ -182,6 +182,30 @@ class Folder:
         raise AssertionError
 
 
+class Uploads:
+    """Uploads files to a folder, and again when they have changed."""
+
+    def __init__(self, upload: Callable[[Path, str], str | None]):
+        """`upload` is that of a `Folder`."""
+        self._upload = upload
+        self._versions = dict[str, tuple[int, ...]]()
+        """State of each file when it was uploaded."""
+
+    def upload(self, file: Path, name: str) -> str | None:
+        """Upload a file. Return its checksum, or None if it was uploaded before or was removed."""
+        try:
+            found = file.stat()
+        except FileNotFoundError:
+            return None
+        version = found.st_ino, found.st_size, found.st_mtime_ns
+        if self._versions.get(name) == version:
+            return None
+        checksum = self._upload(file, name)
+        if checksum is not None:
+            self._versions[name] = version
+        return checksum
+
+
 def check_url(url: str) -> str:
     """Return the URL. Raise UserError if its scheme is unknown or if it contains credentials."""
     try:

@@ -1,4 +1,4 @@
-"""Engines that run a workflow: the one table of them."""
+"""Engines that run a workflow: the one list of them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -8,14 +8,8 @@ from paceline.errors import unknown
 if TYPE_CHECKING:
     from paceline.launch.engines.engine import Engine
 
-ENGINES = {
-    "local": "every task is a process on this machine",
-    "ssh": "every task runs on a host of the profile, started over SSH",
-    "slurm": "every group is a Slurm job",
-    "kubernetes": "every task is a pod of a JobSet",
-    "osmo": "the osmo command submits the file",
-}
-"""The engines and what they do with a task. The module of an engine has its name; see `engine.Engine`."""
+ENGINES = ("local", "ssh", "slurm", "kubernetes", "osmo")
+"""Names of the engines. The module of an engine has its name; see `engine.Engine`."""
 
 
 def load_engine(name: str) -> "Engine":

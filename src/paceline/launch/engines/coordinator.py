@@ -168,7 +168,10 @@ class Coordinator:
         self._save()
         self._console.print(self._report.table())
         self._report.print_failures()
-        self._report.write_result()
+        try:
+            self._report.write_result()
+        except OSError as error:
+            self._console.print(escape(f"result.json cannot be written: {error}"))
         return EXIT_CODE if stop.requested else 0 if completed else 1
 
     def _save(self) -> None:

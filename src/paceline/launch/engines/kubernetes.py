@@ -128,8 +128,7 @@ def _follow(job: JobRecord, jobsets: int) -> int:
     while len(ended := output(states).split()) < jobsets:
         # The command ends when all pods that exist have ended; pods that are started again are found by the next one.
         begin = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))
-        command = [*_kubectl(job), *_all_logs(job), "--follow", f"--since-time={begin}"]
-        subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+        call([*_kubectl(job), *_all_logs(job), "--follow", f"--since-time={begin}"], stderr=subprocess.DEVNULL)
         since = time.time()
         time.sleep(_POLL_SECONDS)
     print(f"Job {job.workflow_id}: {', '.join(ended)}")

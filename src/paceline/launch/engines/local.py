@@ -13,17 +13,18 @@ from paceline.launch.engines import processes
 from paceline.launch.engines.coordinator import Phase, coordinate, task_spec
 from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.engines.job_control import print_logs, print_status, print_tensorboard, stop_coordinator
-from paceline.launch.engines.resources import Amounts, available, check_fits, needed, visible_gpus
-from paceline.launch.engines.support import check_host, check_supported, environment, notes
+from paceline.launch.engines.placement import Host, Placement
+from paceline.launch.engines.resources import available, check_fits, visible_gpus
+from paceline.launch.engines.support import check_host, check_supported, environment, heading, notes, tasks_of
 from paceline.launch.engines.task_files import TaskFiles, TaskSpec
 from paceline.launch.engines.task_run import Job
 from paceline.launch.job_record import new_job
 from paceline.launch.profile import Profile
-from paceline.launch.spec import Group, Task, Workflow
+from paceline.launch.spec import Task, Workflow
 from paceline.launch.task_runner import command_of
-from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
+from paceline.launch.workflow import WorkflowFile
 
-_ENGINE, _HOST = "local", "127.0.0.1"
+_ENGINE = "local"
 
 status, logs, cancel, tensorboard = print_status, print_logs, stop_coordinator, print_tensorboard
 
@@ -31,15 +32,12 @@ status, logs, cancel, tensorboard = print_status, print_logs, stop_coordinator, 
 def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the rendered workflow and the commands of all tasks, as for the first job of the workflow."""
     check_supported(file, _ENGINE)
-    transport, groups = LocalTransport(file.workflow, profile), group_by_task(file.workflow)
-    lines = [file.text.rstrip(), ""]
-    for group in file.workflow.task_groups:
-        names = sorted(upstream(group, groups))
-        waits = f" after {', '.join(names)}" if names else ""
+    workflow, lines = file.workflow, [file.text.rstrip(), ""]
+    transport = LocalTransport(Placement([], workflow), profile)
+    for group in workflow.task_groups:
         for task in group.tasks:
-            files = TaskFiles(task_spec(f"{file.workflow.name}-1", group, task, transport))
-            lead = " (lead)" if task is group.lead and len(group.tasks) > 1 else ""
-            lines.append(f"# {group.name}{waits}: {task.name}{lead}")
+            files = TaskFiles(task_spec(f"{workflow.name}-1", group, task, transport))
+            lines.append(heading(workflow, group, task))
             lines.append(f"cd {shlex.quote(str(files.work))}")
             values = [f"{name}={value}" for name, value in files.environment().items()]
             lines.append(shlex.join([*(["env", *values] if values else []), *command_of(files.spec)[0]]))
@@ -50,8 +48,10 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
     """Run a workflow and wait for its end."""
     check_supported(file, _ENGINE)
     check_host(file, profile)
-    transport = LocalTransport(file.workflow, profile, options.oversubscribe)
-    transport.measure()
+    host = _this_machine(file.workflow, profile.storage_root.absolute())
+    for group in file.workflow.task_groups if not options.oversubscribe else []:
+        check_fits(group, file.workflow, host.have)
+    transport = LocalTransport(Placement([host], file.workflow, oversubscribe=options.oversubscribe), profile)
     job = Job(file, profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, file.workflow), _ENGINE)
     for note in notes(file, profile):
         console.print(escape(note))
@@ -62,52 +62,22 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
         processes.kill()
 
 
+def _this_machine(workflow: Workflow, storage_root: Path) -> Host:
+    """Return what this machine has. GPUs are counted only if the workflow requests some."""
+    gpus = visible_gpus() if any(workflow.resource(task).gpu for task in tasks_of(workflow)) else []
+    return Host("this machine", available(storage_root, gpus), gpus)
+
+
 class LocalTransport:
     """Starts the task runner as a process of this machine."""
 
-    def __init__(self, workflow: Workflow, profile: Profile, oversubscribe: bool = False):
+    def __init__(self, placement: Placement, profile: Profile):
         self.storage_root, self.venv = profile.storage_root.absolute(), environment(profile)
         self.container = profile.container
-        self._workflow, self._oversubscribe = workflow, oversubscribe
-        self._have, self._gpus = Amounts(), list[str]()
-        self._reserved = dict[str, Amounts]()
-        self._gpus_of = dict[str, list[str]]()
-        """GPUs of the tasks of reserved groups."""
-
-    def measure(self) -> None:
-        """Determine what this machine has. Raise UserError if a group needs more."""
-        groups = self._workflow.task_groups
-        requests_gpus = any(self._workflow.resource(task).gpu for group in groups for task in group.tasks)
-        self._gpus = visible_gpus() if requests_gpus else []
-        self._have = available(self.storage_root, self._gpus)
-        for group in groups if not self._oversubscribe else []:
-            check_fits(group, needed(group, self._workflow), self._have)
-
-    def reserve(self, group: Group) -> bool:
-        need = needed(group, self._workflow)
-        used = self._reserved.values()
-        if used and not self._oversubscribe and not sum(used, need).fits(self._have):
-            return False
-        self._reserved[group.name] = need
-        for task in group.tasks:
-            # GPUs that no other running task has come first, as far as there are enough.
-            taken = [gpu for gpus in self._gpus_of.values() for gpu in gpus]
-            order = sorted(self._gpus, key=taken.count)
-            self._gpus_of[task.name] = order[: self._workflow.resource(task).gpu or 0]
-        return True
-
-    def release(self, group: Group) -> None:
-        del self._reserved[group.name]
-        for task in group.tasks:
-            del self._gpus_of[task.name]
+        self.reserve, self.release, self.variables = placement.reserve, placement.release, placement.variables
 
     def host(self, task: Task) -> str:
-        return _HOST
-
-    def variables(self, task: Task) -> dict[str, str]:
-        if self._workflow.resource(task).gpu is None:
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus_of[task.name])}
+        return "127.0.0.1"
 
     def start(self, spec: TaskSpec, phase: Phase, log: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "paceline.launch.task_runner", phase]

@@ -34,12 +34,8 @@ class Amounts:
         return ", ".join(f"{value / unit:.4g} {words}" for value, unit, words in parts if value)
 
     def fits(self, available: "Amounts") -> bool:
-        return all(need <= have for need, have in zip(self.values(), available.values(), strict=True))
-
-
-def needed(group: Group, workflow: Workflow) -> Amounts:
-    """Return what the tasks of a group need together."""
-    return sum((task_needs(task, workflow) for task in group.tasks), Amounts())
+        # The sum of several amounts depends on their order.
+        return all(need <= have * (1 + 1e-9) for need, have in zip(self.values(), available.values(), strict=True))
 
 
 def task_needs(task: Task, workflow: Workflow) -> Amounts:
@@ -66,8 +62,9 @@ def available(storage_root: Path, gpus: list[str]) -> Amounts:
     return Amounts(len(os.sched_getaffinity(0)), len(gpus), psutil.virtual_memory().total, disk)
 
 
-def check_fits(group: Group, need: Amounts, have: Amounts) -> None:
-    """Raise UserError if a group needs more than this machine has."""
+def check_fits(group: Group, workflow: Workflow, have: Amounts) -> None:
+    """Raise UserError if the tasks of a group together need more than this machine has."""
+    need = sum((task_needs(task, workflow) for task in group.tasks), Amounts())
     for (name, words), need_value, have_value in zip(_NAMES.items(), need.values(), have.values(), strict=True):
         if need_value > have_value:
             unit = 2**30 if name in ("memory", "storage") else 1

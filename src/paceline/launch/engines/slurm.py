@@ -84,17 +84,20 @@ def _submit(file: WorkflowFile, profile: Profile) -> JobRecord:
     submission = Submission(workflow=_with_local_files(file), profile=profile)
     (directory / "workflow.yaml").write_text(file.text)
     (directory / SUBMISSION).write_text(submission.model_dump_json(indent=2))
-    try:
-        for job in batch_jobs(file.workflow, profile, directory):
-            job.path.write_text(job.script)
-            # Where several clusters are used, the name of the cluster follows the ID.
-            record.handles[job.group] = _call(*job.command(record.handles)).strip().partition(";")[0]
-    except UserError:
-        if record.handles:
-            _call("scancel", *record.handles.values())
-        raise
-    finally:
-        record.save()
+    with Interrupts(notice="Canceling what was submitted.") as stop:
+        try:
+            for job in batch_jobs(file.workflow, profile, directory):
+                job.path.write_text(job.script)
+                # Where several clusters are used, the name of the cluster follows the ID.
+                record.handles[job.group] = _call(*job.command(record.handles)).strip().partition(";")[0]
+                if stop.requested:
+                    raise KeyboardInterrupt
+        except (UserError, OSError, KeyboardInterrupt):
+            if record.handles:
+                _call("scancel", *record.handles.values())
+            raise
+        finally:
+            record.save()
     return record
 
 
@@ -254,9 +257,10 @@ def _find_slurm(program: str) -> None:
 
 
 def _call(*command: str) -> str:
-    """Run a program of Slurm and return its output. Raise UserError."""
+    """Run a program of Slurm and return its output. Raise UserError. Ctrl-C does not reach the program: a job may be
+    submitted although its ID is not printed."""
     _find_slurm(command[0])
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True)
     if done.returncode:
         raise UserError(f"{shlex.join(command)}: exit code {done.returncode}: {' '.join(done.stderr.split())[:500]}")
     return done.stdout

@@ -20,18 +20,19 @@ from paceline.launch.engines import processes
 from paceline.launch.engines.coordinator import Phase, coordinate, task_spec
 from paceline.launch.engines.engine import LaunchOptions
 from paceline.launch.engines.job_control import print_logs, print_status, stop_coordinator, tensorboard_task
+from paceline.launch.engines.placement import Host, Placement
 from paceline.launch.engines.report import last_line
 from paceline.launch.engines.ssh_commands import LOST_CODE, SshCommands
-from paceline.launch.engines.ssh_hosts import Host, Placement, copy_files, query
+from paceline.launch.engines.ssh_hosts import copy_files, query
 from paceline.launch.engines.ssh_task import ENDED
-from paceline.launch.engines.support import check_sources, check_supported, environment, notes
+from paceline.launch.engines.support import check_sources, check_supported, environment, heading, notes
 from paceline.launch.engines.task_files import TaskSpec
 from paceline.launch.engines.task_run import Job
 from paceline.launch.engines.tunnel import open_tensorboard
 from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import Profile, SshHost
 from paceline.launch.spec import Task
-from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
+from paceline.launch.workflow import WorkflowFile
 from paceline.process.interrupts import cleanup_on_exit
 
 status, logs, cancel = print_status, print_logs, stop_coordinator
@@ -49,23 +50,19 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
     workflow = file.workflow
     count = max(len(group.tasks) for group in workflow.task_groups)
     named = profile.ssh.hosts or [SshHost(name=f"host{index}") for index in range(1, count + 1)]
-    hosts = [Host(commands) for commands in _commands(profile, named)]
+    commands, hosts = _commands(profile, named), [Host(host.name) for host in named]
     job = profile.storage_root.absolute() / "jobs" / f"{workflow.name}-1"
     placement = Placement(hosts, workflow, profile.ssh.tasks_per_host, oversubscribe=True)
-    transport = SshTransport(placement, profile, job)
+    transport = SshTransport(placement, commands, profile, job)
     lines = [file.text.rstrip(), ""]
-    for host in hosts:
-        lines += [shlex.join(host.commands.sync(path)) for path in profile.ssh.sync]
-    groups = group_by_task(workflow)
+    for host in commands:
+        lines += [shlex.join(host.sync(path)) for path in profile.ssh.sync]
     for group in workflow.task_groups:
         placement.check(group)
         placement.reserve(group)
-        names = sorted(upstream(group, groups))
-        waits = f" after {', '.join(names)}" if names else ""
         for task in group.tasks:
             spec = transport.for_host(task_spec(job.name, group, task, transport, profile.ssh.grace_seconds))
-            lead = " (lead)" if task is group.lead and len(group.tasks) > 1 else ""
-            lines.append(f"# {group.name}{waits}: {task.name}{lead}")
+            lines.append(heading(workflow, group, task))
             lines += [shlex.join(transport.command(spec, phase)) for phase in ("prepare", "run")]
             lines.append("# Standard input, to which credentials and the contents of localpath files are added:")
             lines.append(f"# {spec.model_dump_json(exclude_defaults=True)}")
@@ -88,10 +85,11 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
         placement.check(group)
     directory = profile.storage_root.absolute() / "jobs" / new_job(profile.storage_root, workflow, last_job)
     job = Job(file, directory, "ssh")
-    job.record.handles = {host.commands.host.reached_at: shlex.join(host.commands.ssh()) for host in hosts}
+    job.record.handles = {host.host.reached_at: shlex.join(host.ssh()) for host in commands}
     for note in notes(file, profile, nodes="the hosts of the profile"):
         console.print(escape(note))
-    return coordinate(job, SshTransport(placement, profile, directory), profile.ssh, console, options.follow)
+    transport = SshTransport(placement, commands, profile, directory)
+    return coordinate(job, transport, profile.ssh, console, options.follow)
 
 
 def tensorboard(job: JobRecord) -> int:
@@ -112,34 +110,34 @@ def _commands(profile: Profile, hosts: list[SshHost]) -> list[SshCommands]:
 class SshTransport:
     """Starts the task runner on the hosts of tasks."""
 
-    def __init__(self, placement: Placement, profile: Profile, job: Path):
+    def __init__(self, placement: Placement, commands: list[SshCommands], profile: Profile, job: Path):
         """`job` is the directory of the job on this machine."""
         self.storage_root, self.venv = profile.storage_root.absolute(), environment(profile)
         self.container = profile.container
         self._placement, self._settings, self._job = placement, profile.ssh, job
-        self.reserve, self.release = placement.reserve, placement.release
+        self._commands = {each.host.name: each for each in commands}
+        self.reserve, self.release, self.variables = placement.reserve, placement.release, placement.variables
         self._inputs = dict[str, _Input]()
         """Standard input of the newest process of each task."""
 
     def host(self, task: Task) -> str:
-        return self._placement.host(task.name).commands.host.reached_at
+        return self._commands_of(task.name).host.reached_at
 
-    def variables(self, task: Task) -> dict[str, str]:
-        gpus = self._placement.gpus(task)
-        return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    def _commands_of(self, task: str) -> SshCommands:
+        return self._commands[self._placement.host(task).name]
 
     def for_host(self, spec: TaskSpec) -> TaskSpec:
         """Return a specification with the directories of the host of the task."""
-        commands = self._placement.host(spec.task.name).commands
+        commands = self._commands_of(spec.task.name)
         places = {"storage_root": commands.storage_root, "venv": commands.venv}
         return spec.model_copy(update=places | {"silence_seconds": self._settings.lost_seconds})
 
     def command(self, spec: TaskSpec, phase: Phase) -> list[str]:
         """Return the command line that starts the task runner on the host of a task."""
-        host = self._placement.host(spec.task.name)
-        command = host.commands.python(_RUNNER, phase)
-        before = [["sleep", str(_RETRY_SECONDS)]] if host.is_lost else []
-        before += self._copies(spec.task, host.commands) if phase == "prepare" else []
+        commands = self._commands_of(spec.task.name)
+        command = commands.python(_RUNNER, phase)
+        before = [["sleep", str(_RETRY_SECONDS)]] if self._placement.host(spec.task.name).is_lost else []
+        before += self._copies(spec.task, commands) if phase == "prepare" else []
         if not before:
             return command
         script = [f"{shlex.join(part)} </dev/null" for part in before]
@@ -152,7 +150,7 @@ class SshTransport:
             return []
         copies = list[list[str]]()
         for name in dict.fromkeys(given.task for given in task.inputs if given.task and not given.is_earlier):
-            source = self._placement.host(name).commands
+            source = self._commands_of(name)
             if source is not target:
                 output, here = Path("jobs") / self._job.name / name / "output", self._job / name / "output"
                 copies += [source.pull(source.storage_root / output, here)]
@@ -167,7 +165,7 @@ class SshTransport:
             )
         assert process.stdin
         line = self.for_host(spec).model_dump_json().encode() + b"\n"
-        seconds = self._placement.host(spec.task.name).commands.alive_seconds
+        seconds = self._commands_of(spec.task.name).alive_seconds
         self._inputs[spec.task.name] = _Input(os.dup(process.stdin.fileno()), line, seconds)
         process.stdin.close()
         return process

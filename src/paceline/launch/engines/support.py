@@ -9,9 +9,9 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.launch.engines.task_files import check_files, secret_mounts, secret_variable
 from paceline.launch.profile import Profile
-from paceline.launch.spec import Dataset, Task, Workflow
+from paceline.launch.spec import Dataset, Group, Task, Workflow
 from paceline.launch.template import TOKEN
-from paceline.launch.workflow import WorkflowFile
+from paceline.launch.workflow import WorkflowFile, group_by_task, upstream
 from paceline.run.storage import check_installed, check_url
 
 
@@ -35,6 +35,14 @@ def check_supported(file: WorkflowFile, engine: str, honored: Iterable[str] = ()
 
 def tasks_of(workflow: Workflow) -> list[Task]:
     return [task for group in workflow.task_groups for task in group.tasks]
+
+
+def heading(workflow: Workflow, group: Group, task: Task) -> str:
+    """Return the line of a dry run that stands above the commands of a task."""
+    names = sorted(upstream(group, group_by_task(workflow)))
+    waits = f" after {', '.join(names)}" if names else ""
+    lead = " (lead)" if task is group.lead and len(group.tasks) > 1 else ""
+    return f"# {group.name}{waits}: {task.name}{lead}"
 
 
 def _urls(task: Task) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,8 @@ class TaskSpec(BaseModel):
     """One task as its node receives it, as a line of JSON. It may contain credentials: it is sent to the standard input
     of the task runner and never written to a file."""
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+    # An error about a specification of another version must not print its credentials.
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", hide_input_in_errors=True)
 
     workflow_id: str
     task: Task
