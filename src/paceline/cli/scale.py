@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,21 +93,6 @@ def scale(argv: list[str], console: Console) -> int:
     return _EXPERIMENTS[argv[0]](argv[1:], console)
 
 
-def _horizontal(argv: list[str], console: Console) -> int:
-    return _run("horizontal", argv, console)
-
-
-def _vertical(argv: list[str], console: Console) -> int:
-    return _run("vertical", argv, console)
-
-
-_EXPERIMENTS: dict[str, Callable[[list[str], Console], int]] = {
-    "horizontal": _horizontal,
-    "vertical": _vertical,
-    "forecast": forecast,
-}
-
-
 def _run(kind: Literal["horizontal", "vertical"], argv: list[str], console: Console) -> int:
     arguments, train_argv = parse_known_options(ScaleArguments, argv, f"scale {kind}", add_help=True)
     check(arguments, "--")
@@ -118,6 +104,13 @@ def _run(kind: Literal["horizontal", "vertical"], argv: list[str], console: Cons
             print(shlex.join(["paceline", *command]))
         return 0
     return run(grid, directory, console)
+
+
+_EXPERIMENTS: dict[str, Callable[[list[str], Console], int]] = {
+    "horizontal": partial(_run, "horizontal"),
+    "vertical": partial(_run, "vertical"),
+    "forecast": forecast,
+}
 
 
 def _grid(kind: Literal["horizontal", "vertical"], arguments: ScaleArguments, train_argv: list[str]) -> Grid:

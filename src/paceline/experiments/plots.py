@@ -115,7 +115,8 @@ def _curves(
     axes.set_ylim(low - margin, high + margin)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if x_metric != SECONDS:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if metric == "measure/success":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     labels = [str(label) for label in axes.get_legend_handles_labels()[1]]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isnan, sqrt
+from statistics import fmean
 
 import numpy as np
 
@@ -78,6 +79,8 @@ class GroupResult:
     engine: str
     device_name: str
     backend: str
+    sync: str
+    """Value of `--sync`."""
     world_size: int
     total_envs: int
     seeds: list[int]
@@ -244,7 +247,7 @@ def _group_result(
     facts, config = runs[0].facts, runs[0].config
     collect, update, sync = (_spread(runs, f"seconds/{name}") for name in ("collect", "update", "sync"))
     seconds = [_iteration_seconds(run) for run in runs]
-    iteration_seconds = max(_mean(seconds), collect.mean + update.mean)
+    iteration_seconds = max(fmean(seconds), collect.mean + update.mean)
     is_measured = facts.backend != "nccl"
     losses = {name for name in runs[0].metrics if name.startswith("loss/") and all(name in run.metrics for run in runs)}
     return GroupResult(
@@ -254,13 +257,14 @@ def _group_result(
         engine=facts.engine,
         device_name=facts.device_name,
         backend=facts.backend,
+        sync=config.sync,
         world_size=facts.world_size,
         total_envs=facts.total_envs,
         seeds=[run.config.seed for run in runs],
         iterations=min(run.iterations for run in runs),
         env_steps=int(min(run.metrics[STEPS][-1] for run in runs)),
         has_cameras=runs[0].has_cameras(),
-        first_return=_mean([_first(run.metrics[RETURN]) for run in runs]),
+        first_return=fmean([_first(run.metrics[RETURN]) for run in runs]),
         final_return=_final(runs, RETURN, final),
         final_success=_final(runs, success, final) if success else None,
         steps_per_second=interval(
@@ -282,13 +286,9 @@ def _iteration_seconds(run: RunData) -> float:
     return float((run.facts.steps_per_iteration / run.steady(run.metrics["speed/steps_per_second"])).mean())
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _spread(runs: list[RunData], name: str) -> Spread:
     kinds = [{kind: float(run.steady(values).mean()) for kind, values in run.over_ranks(name).items()} for run in runs]
-    return Spread(**{kind: _mean([of_run[kind] for of_run in kinds]) for kind in ("min", "mean", "max")})
+    return Spread(**{kind: fmean([of_run[kind] for of_run in kinds]) for kind in ("min", "mean", "max")})
 
 
 def _first(values: Array) -> float:
@@ -334,7 +334,7 @@ def _target(results: list[GroupResult], value: float | None) -> Target | None:
     """Return the target: the given one, or 90 % of the way from the first return to the lowest final one."""
     if value is not None:
         return Target(value, "The target was given.")
-    first = _mean([result.first_return for result in results])
+    first = fmean([result.first_return for result in results])
     lowest = min(result.final_return.mean for result in results)
     if lowest <= first:
         return None

@@ -240,8 +240,7 @@ class Session:
         evaluation = self._evaluation.evaluate(self.learner.policy(), self.learner.iteration)
         if self.rank.is_main:
             evaluation.write(self.run.evaluations)
-        estimates = evaluation.randomized or evaluation.nominal or {}
-        return {f"eval/{name.removeprefix(_METRIC_PREFIX)}": each.mean for name, each in estimates.items()}
+        return {f"eval/{name.removeprefix(_METRIC_PREFIX)}": each.mean for name, each in evaluation.estimates.items()}
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return the values to log."""
