@@ -106,7 +106,7 @@ def measure_row(group: Group, learner: Ppo, num_envs: int, scheme: str, director
 
     def load(iteration: int) -> None:
         file = directory / f"iteration_{iteration:08d}.safetensors"
-        group.scatter(checkpoint.load_envs(file, part) for part in parts)
+        checkpoint.load_envs_of_rank(file, parts, group)
 
     for _ in range(rounds):
         iteration = next(ITERATIONS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -101,7 +102,8 @@ def test_a_restarted_worker_finds_the_run_of_its_launch(site: Path, tmp_path: Pa
     assert code == 0, errors
     (run,) = runs(tmp_path)
     assert (result(run)["status"], result(run)["restarts"]) == ("completed", 1)
-    assert ", from iteration 12, restart 1" in printed
+    # The kill may come before the checkpoint of iteration 12 is written.
+    assert re.search(", from iteration 1[02], restart 1", printed)
 
 
 def test_a_requeued_job_continues_its_run(site: Path, tmp_path: Path):

@@ -19,9 +19,8 @@ from paceline.experiments.statistics import Comparison, Interval, compare, curve
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
-from paceline.training.evaluation import Estimate, Evaluation
 from tests.distributed.ranks import paceline_on_ranks
-from tests.experiments.synthetic import write_run
+from tests.experiments.synthetic import write_evaluation, write_run
 
 QUIET = Console(quiet=True)
 LINEAR = [float(value) for value in range(100)]
@@ -140,12 +139,14 @@ def test_returns_differ_only_beyond_their_intervals(tmp_path: Path) -> None:
     text = statements(compared({"low": low[:1], "high": high[:1]}))["Final return"]
     assert "No difference from low is claimed for high: there is no interval." in text
     for run, (mean, half) in zip((low[0], high[0]), ((10.0, 2.0), (30.0, 3.0)), strict=True):
-        facts: dict[str, Any] = {"engine": "mujoco", "device_name": "the CPU", "seed": 1, "episodes": 64}
-        estimates = {"return": Estimate(mean, mean - half, mean + half)}
-        Evaluation(task="cartpole", iteration=10, nominal=estimates, **facts).write(run / "eval")
+        write_evaluation(run, mean, half)
     text = statements(compared({"low": low[:1], "high": high[:1]}))["Final return"]
     assert "higher with high than with low" in text
     assert "over evaluation episodes and do not include the variation between seeds" in text
+    # The target is a return of the training, which is lower than that of the evaluation.
+    target = compared({"high": [write_run(tmp_path / "evaluated", LINEAR)]}).target
+    evaluated = write_evaluation(tmp_path / "evaluated", 1000.0, 1.0)
+    assert compared({"high": [evaluated]}).target == target
 
 
 def test_the_variation_of_the_loss_is_that_of_the_last_third(tmp_path: Path) -> None:

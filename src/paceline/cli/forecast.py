@@ -98,7 +98,7 @@ def forecast(argv: list[str], console: Console) -> int:
 def _print(found: Forecast, console: Console) -> None:
     console.print(escape(found.subtitle))
     for name, (header, rows) in found.tables().items():
-        shown = Table(*header, box=box.SIMPLE, title=escape(name), title_justify="left")
+        shown = Table(*header, box=box.SIMPLE, pad_edge=False, title=escape(name), title_justify="left")
         for column in shown.columns:
             column.justify = "right"
         for row in rows:

@@ -80,7 +80,7 @@ def _emulation(comparison: Comparison) -> list[str]:
 def _target(comparison: Comparison) -> list[str]:
     target = comparison.target
     if target is None:
-        return ["The final returns are not above the first ones, so no time to a return is compared."]
+        return ["The last returns are not above the first ones, so no time to a return is compared."]
     reached = [
         f"{_effort(group.target, comparison.is_emulated)} ({group.label}{_some(group)})"
         for group in comparison.groups
@@ -209,7 +209,7 @@ def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]
     intervals = {
         "seeds": "intervals are over seeds",
         "evaluation episodes": "intervals are over evaluation episodes and do not include the variation between seeds",
-        "none": "there are no intervals, because there is one run per group and no evaluation",
+        "none": "there are no intervals, because there is one run per group, and not every run has an evaluation",
     }
     return [*texts, *_differences(f"the final {name}", known), f"{origin}; {intervals[final.intervals]}."]
 

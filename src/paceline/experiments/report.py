@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 
 from paceline.errors import UserError
 from paceline.experiments.findings import findings
@@ -53,7 +52,8 @@ def print_findings(results: dict[str, Any], console: Console) -> None:
     """Print the statements of results.json."""
     for finding in results["findings"]:
         console.print(f"[bold]{escape(finding['topic'])}[/]")
-        console.print(Padding(escape(" ".join(finding["statements"])), (0, 0, 0, 2)))
+        for statement in finding["statements"]:
+            console.print(f"  {escape(statement)}")
 
 
 def check_installed() -> None:

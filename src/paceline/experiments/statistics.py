@@ -226,7 +226,7 @@ def compare(groups: dict[str, list[RunData]], target_return: float | None, is_em
     final = FinalValues(evaluated, "seeds" if has_seeds else "evaluation episodes" if evaluated else "none")
     common_steps = int(min(run.metrics[STEPS][-1] for run in runs))
     results = [_group_result(label, group, common_steps, success, final) for label, group in groups.items()]
-    target = _target(results, target_return)
+    target = _target(groups, target_return)
     results = [_with_target(result, groups[result.label], target) for result in results]
     if not is_emulated:
         families = {label: _family(group[0]) for label, group in groups.items()}
@@ -299,7 +299,7 @@ def _final(runs: list[RunData], metric: str, final: FinalValues) -> Interval:
     """Return the final value: that of the evaluation, or the mean over the last tenth of the iterations."""
     limits = _LIMITS.get(metric, (-inf, inf))
     if not final.evaluated:
-        return interval([float(_last(run.metrics[metric], 10).mean()) for run in runs], *limits)
+        return interval([_last_tenth(run, metric) for run in runs], *limits)
     estimates = [run.evaluation.estimates[_estimate_name(metric)] for run in runs if run.evaluation]
     if final.intervals == "evaluation episodes":
         return Interval(estimates[0].mean, estimates[0].low, estimates[0].high)
@@ -309,6 +309,11 @@ def _final(runs: list[RunData], metric: str, final: FinalValues) -> Interval:
 def _estimate_name(metric: str) -> str:
     """Return the name of a metric in evaluations."""
     return metric.removeprefix("episode/")
+
+
+def _last_tenth(run: RunData, metric: str) -> float:
+    """Return the mean of a metric over the last tenth of the iterations."""
+    return float(_last(run.metrics[metric], 10).mean())
 
 
 def _last(values: Array, divisor: int) -> Array:
@@ -330,17 +335,19 @@ def _at(run: RunData, steps: float) -> float:
     return float(np.interp(steps, *_line(run, STEPS, SECONDS)))
 
 
-def _target(results: list[GroupResult], value: float | None) -> Target | None:
-    """Return the target: the given one, or 90 % of the way from the first return to the lowest final one."""
+def _target(groups: dict[str, list[RunData]], value: float | None) -> Target | None:
+    """Return the target: the given one, or 90 % of the way from the first return to the lowest last one. Both are
+    returns of the training, with which the target is compared, also if there are evaluations."""
     if value is not None:
         return Target(value, "The target was given.")
-    first = fmean([result.first_return for result in results])
-    lowest = min(result.final_return.mean for result in results)
+    first = fmean(fmean(_first(run.metrics[RETURN]) for run in runs) for runs in groups.values())
+    lowest = min(fmean(_last_tenth(run, RETURN) for run in runs) for runs in groups.values())
     if lowest <= first:
         return None
     return Target(
         first + _TARGET_FRACTION * (lowest - first),
-        "The target is 90 % of the way from the mean first return to the lowest mean final return of all groups.",
+        "The target is 90 % of the way from the mean first return to the lowest mean return of a group in the last "
+        "tenth of its iterations.",
     )
 
 

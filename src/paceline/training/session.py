@@ -72,7 +72,7 @@ class Session:
         self.total_envs = sum(map(len, plan.envs))
         self.engine = engine_of(config, self.rank.device)
         # Before the envs are built, because that takes minutes on Warp and the checkpoint may be damaged.
-        saved_envs = self._load_envs()
+        saved_envs = checkpoint.load_envs_of_rank(plan.checkpoint, plan.envs, group) if plan.checkpoint else {}
         self._build(members)
         self.steps_per_iteration = self.total_envs * settings.horizon
         self.episodes = EpisodeMeans()
@@ -139,13 +139,6 @@ class Session:
     def warn(self, text: str) -> None:
         for console in self._consoles:
             console.print(text, markup=False, soft_wrap=True)
-
-    def _load_envs(self) -> dict[str, Any]:
-        """Return the saved states of this rank's envs, which the main rank reads."""
-        file = self._plan.checkpoint
-        if file is None:
-            return {}
-        return self.group.scatter(checkpoint.load_envs(file, envs) for envs in self._plan.envs)
 
     def _restore(self, saved: dict[str, Any], saved_envs: dict[str, Any]) -> None:
         """Continue from the checkpoint of the plan."""
