@@ -18,9 +18,8 @@ from paceline.device.gpus import choose_gpus
 from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError, unknown
 from paceline.experiments.grid import Grid
-from paceline.experiments.nodes import Nodes
+from paceline.experiments.nodes import SHARING_ENGINES, Nodes
 from paceline.experiments.scaling import run
-from paceline.launch.engines import ENGINES
 from paceline.learners.settings import check_samples
 from paceline.run.config import option
 from paceline.run.directory import runs_of
@@ -30,9 +29,12 @@ from paceline.validation import Count, check
 
 _OVERVIEW = """Compare training on several numbers of ranks.
 
-  paceline scale horizontal TASK --ranks 1 2 4 8 --num-envs 512      The same number of envs on every rank.
-  paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048       The same number of envs in total.
-  paceline scale forecast RUN --to 1024                              Forecast a run with more ranks.
+  paceline scale horizontal TASK --ranks 1 2 4 8 --num-envs 512
+      The same number of envs on every rank.
+  paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048
+      The same number of envs in total.
+  paceline scale forecast RUN --to 1024
+      Forecast the throughput of a run with more ranks.
 
 `paceline scale EXPERIMENT --help` lists the options.
 """
@@ -71,7 +73,7 @@ class ScaleArguments:
     jobs: Annotated[Count, option("J")] = 1
     """Maximum number of runs at the same time, at least 1. Runs that share a machine slow each other down, so their
     throughput is not comparable."""
-    on: Annotated[str | None, option("|".join(ENGINES))] = None
+    on: Annotated[str | None, option("|".join(SHARING_ENGINES))] = None
     """Engine of `paceline launch` that starts the ranks of each run on several nodes. The nodes and this machine must
     share --run-dir. The default is to start them on this machine."""
     ranks_per_node: Annotated[Count | None, option("K")] = None
