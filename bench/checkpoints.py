@@ -106,13 +106,14 @@ def measure_row(group: Group, learner: Ppo, num_envs: int, scheme: str, director
 
     def load(iteration: int) -> None:
         file = directory / f"iteration_{iteration:08d}.safetensors"
-        group.scatter(checkpoint.load_envs(file, part) for part in parts)
+        checkpoint.load_envs_of_rank(file, parts, group)
 
     for _ in range(rounds):
         iteration = next(ITERATIONS)
         group.all_gather(None)  # barrier before timing
         _time(timings, "stall_seconds", partial(writer.save, iteration, state, best=False))
         _time(timings, "write_seconds", writer.wait)
+        group.all_gather(None)  # the main rank has written the file
         _time(timings, "load_seconds", partial(load, iteration))
         _time(timings, "iteration_seconds", learner.learn)
         writer.save(next(ITERATIONS), state, best=False)

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from paceline.run import checkpoint
 from tests import forked
 from tests.distributed.faults import children, install, left_behind, start
 from tests.distributed.ranks import free_port
+from tests.waiting import until
 
 SECONDS = 90.0
 SMALL = ["--gpu-ids", "none", "--logger", "none"]
@@ -40,13 +39,6 @@ def torchrun(cwd: Path, site: Path, options: list[str], *argv: str, **environmen
     return done.returncode, done.stdout, done.stderr
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def result(run: Path) -> dict[str, Any]:
     return json.loads((run / "result.json").read_text())
 
@@ -62,12 +54,12 @@ def test_resume_auto_means_the_same_run_after_a_restart(site: Path, tmp_path: Pa
     argv = ["--ranks", "2", "--num-envs", "3", "--max-restarts", "1", "--max-iterations", "100000"]
     process = start(tmp_path, site, "train", "--resume", "auto", *SMALL, *argv)
     try:
-        until(lambda: result(run)["status"] == "running" and result(run)["world_size"] == 2)
+        until(lambda: result(run)["status"] == "running" and result(run)["world_size"] == 2, SECONDS)
         assert paceline(tmp_path, site, "train", "faulty", *SMALL, "--max-iterations", "2")[0] == 0
         (other,) = set(runs(tmp_path)) - {run}
         before = {file: file.read_bytes() for file in other.rglob("*") if file.is_file()}
         os.kill(children(process.pid)[0], signal.SIGKILL)
-        until(lambda: result(run)["restarts"] == 1)
+        until(lambda: result(run)["restarts"] == 1, SECONDS)
         process.terminate()
         process.communicate(timeout=SECONDS)
     finally:
@@ -169,7 +161,7 @@ def test_a_launch_into_a_directory_in_training_is_refused_and_changes_nothing(tm
     result = tmp_path / "run" / "result.json"
     with start(tmp_path, site, *argv) as process:
         try:
-            until(lambda: list(tmp_path.glob("run/checkpoints/iteration_*")))
+            until(lambda: list(tmp_path.glob("run/checkpoints/iteration_*")), SECONDS)
             before = json.loads(result.read_text())
             assert before["status"] == "running"
             code, _, errors = paceline(tmp_path, site, *argv, "--ranks", "2")

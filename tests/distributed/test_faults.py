@@ -18,6 +18,8 @@ from paceline.run import checkpoint
 from tests.distributed.faults import install, left_behind, process_of_rank, start
 from tests.distributed.ranks import paceline_on_ranks
 from tests.forked import paceline
+from tests.states import flat
+from tests.waiting import until
 
 HOST = socket.gethostname()
 SECONDS = 90
@@ -121,12 +123,6 @@ def undisturbed(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return run
 
 
-def leaves(state: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(state, dict):
-        return {prefix: state}
-    return {name: leaf for key, part in state.items() for name, leaf in leaves(part, f"{prefix}/{key}").items()}
-
-
 @pytest.mark.parametrize(("task", "rank", "variables"), [("faulty", 0, {}), ("faulty-camera", 1, {"SHARD_BYTES": "0"})])
 def test_a_killed_rank_costs_nothing_but_time(
     task: str, rank: int, variables: dict[str, str], site: Path, undisturbed: Callable[[str], Path], tmp_path: Path
@@ -141,7 +137,7 @@ def test_a_killed_rank_costs_nothing_but_time(
     )
     assert any((tmp_path / "run").glob("checkpoints/*.envs/rank_0001.safetensors")) == bool(variables)
     found_state, expected = (
-        leaves(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed(task))
+        flat(checkpoint.load(checkpoint.newest(run / "checkpoints"))) for run in (tmp_path / "run", undisturbed(task))
     )
     assert found_state.keys() == expected.keys()
     for name, leaf in expected.items():
@@ -171,27 +167,12 @@ def test_without_a_restart_left_the_killed_rank_is_named(site: Path, tmp_path: P
 @pytest.mark.parametrize("signals", ["launcher", "everyone"])
 def test_ctrl_c_ends_all_ranks_with_a_checkpoint_to_resume_from(signals: str, site: Path, tmp_path: Path):
     run = tmp_path / "run"
-    argv = [
-        "train",
-        "faulty",
-        "--gpu-ids",
-        "none",
-        "--ranks",
-        "2",
-        "--run-dir",
-        str(run),
-        "--max-iterations",
-        "100000",
-        "--logger",
-        "none",
-    ]
+    argv = ["train", "faulty", "--gpu-ids", "none", "--ranks", "2", "--run-dir", str(run), "--logger", "none"]
+    argv += ["--max-iterations", "100000"]
     process = start(tmp_path, site, *argv)
     try:
-        until(
-            lambda: (
-                (run / "workers" / "rank_1.log").exists() and "steps/s" in (run / "workers" / "rank_1.log").read_text()
-            )
-        )
+        log = run / "workers" / "rank_1.log"
+        until(lambda: log.exists() and "steps/s" in log.read_text(), SECONDS)
         # A terminal and some schedulers signal every process, and the launcher passes the signal on: ranks get it
         # twice.
         (os.killpg if signals == "everyone" else os.kill)(process.pid, signal.SIGINT)
@@ -217,10 +198,10 @@ def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, t
     argv = ["--gpu-ids", "none", "--ranks", "2", "--max-iterations", "100000", "--checkpoint-every", "5"]
     process = start(tmp_path, site, "train", "faulty", *argv, "--logger", "none", "--run-dir", str(run))
     try:
-        until(lambda: checkpoint.listing(run / "checkpoints"))
+        until(lambda: checkpoint.listing(run / "checkpoints"), SECONDS)
         main, other = (process_of_rank(str(run), index) for index in (0, 1))
         os.kill(main, signal.SIGTERM)
-        until(lambda: main not in left_behind(str(run)))
+        until(lambda: main not in left_behind(str(run)), SECONDS)
         # This is enough time for the other rank to find that the main rank cannot be reached.
         time.sleep(2.0)
         os.kill(other, signal.SIGTERM)
@@ -229,10 +210,3 @@ def test_a_request_to_the_main_rank_alone_does_not_fail_the_others(site: Path, t
         process.kill()
     assert process.returncode == 130, errors
     assert result(tmp_path)["status"] == "interrupted"
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

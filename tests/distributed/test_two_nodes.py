@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.run import checkpoint
+from tests import waiting
 from tests.distributed.namespaces import Node, network
 
 pytestmark = pytest.mark.root
@@ -38,11 +38,11 @@ def start(node: Node, main: Node, run: Path, iterations: int, nodes: str = "2", 
 
 
 def until(condition: Callable[[], object], folder: Path, seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        logs = sorted([*folder.glob("*.log"), *folder.glob("run/workers/*.log")])
-        assert time.monotonic() < deadline, "\n".join(f"{log}\n{log.read_text()[-2000:]}" for log in logs)
-        time.sleep(0.1)
+    def logs() -> str:
+        files = sorted([*folder.glob("*.log"), *folder.glob("run/workers/*.log")])
+        return "\n".join(f"{log}\n{log.read_text()[-2000:]}" for log in files)
+
+    waiting.until(condition, seconds, logs)
 
 
 def ended(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.training.evaluation import Estimate, Evaluation
 
 
 def write_run(
@@ -50,4 +51,13 @@ def write_run(
             metrics |= {name + kind: number for kind, number in spread.items()}
         records.append(metrics)
     run.metrics_file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_evaluation(path: Path, mean: float, half: float) -> Path:
+    """Write an evaluation of the last iteration of a run, with an interval of `mean` - `half` to `mean` + `half`."""
+    iteration = RunDir(path).config().max_iterations
+    facts: dict[str, Any] = {"engine": "mujoco", "device_name": "the CPU", "seed": 1, "episodes": 64}
+    estimates = {"return": Estimate(mean, mean - half, mean + half)}
+    Evaluation(task="cartpole", iteration=iteration, nominal=estimates, **facts).write(path / "eval")
     return path

@@ -149,6 +149,7 @@ def test_measured_parts_are_used_again_with_another_network(run: Path, capsys: p
         (["--latency-us", "5"], "--bandwidth-gbps is missing"),
         (["--latency-us", "-1", "--bandwidth-gbps", "1"], "--latency-us -1 must be at least 0"),
         (["--ranks-per-node", "4"], "--ranks-per-node needs --network NAME"),
+        (["--ranks-per-node", "4", "--network", "ethernet-1g"], "ethernet-1g has one rank per node; leave it out"),
         (["--to", "0"], "--to 0 must be at least 1"),
     ],
 )

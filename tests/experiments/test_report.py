@@ -20,7 +20,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
 from tests.distributed.ranks import paceline_on_ranks
-from tests.experiments.synthetic import write_run
+from tests.experiments.synthetic import write_evaluation, write_run
 
 QUIET = Console(quiet=True)
 LINEAR = [float(value) for value in range(100)]
@@ -73,10 +73,26 @@ def test_efficiency_is_relative_to_the_smallest_number_of_ranks(tmp_path: Path) 
     assert "64,000 env steps take 80 s, with one 100 s: 1.25 times" in statements(result)["Did more ranks help?"]
 
 
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "fewer minibatches, a faster network, or --sync every-iteration."),
+        ({"sync": "every-iteration"}, "or --sync periodic."),
+        ({"sync": "periodic", "sync_every": 4}, "use a larger --sync-every"),
+        ({"learner": "rsl_rl"}, "fewer minibatches, or a faster network."),
+    ],
+)
+def test_advice_about_synchronization_names_modes_that_the_run_can_use(
+    options: dict[str, Any], advice: str, tmp_path: Path
+) -> None:
+    one = write_run(tmp_path / "1", LINEAR, **options)
+    two = write_run(tmp_path / "2", LINEAR, ranks=2, seconds=2.0, parts=(0.3, 0.2, 1.5), **options)
+    assert advice in statements(compared({"one": [one], "two": [two]}))["What to try"]
+
+
 def test_emulated_ranks_have_no_efficiency(tmp_path: Path) -> None:
     groups = {f"{k} ranks": [write_run(tmp_path / str(k), LINEAR, envs=64 * k)] for k in (1, 2)}
-    (tmp_path / "grid.json").write_text(json.dumps({"kind": "horizontal", "emulated": True}))
-    write_report(tmp_path, groups, "Emulated", [])
+    write_report(tmp_path, groups, "Emulated", [], is_emulated=True)
     results = json.loads((tmp_path / "results.json").read_text())
     assert all(group["baseline"] is None for group in results["groups"])
     topics = [finding["topic"] for finding in results["findings"]]
@@ -123,13 +139,14 @@ def test_returns_differ_only_beyond_their_intervals(tmp_path: Path) -> None:
     text = statements(compared({"low": low[:1], "high": high[:1]}))["Final return"]
     assert "No difference from low is claimed for high: there is no interval." in text
     for run, (mean, half) in zip((low[0], high[0]), ((10.0, 2.0), (30.0, 3.0)), strict=True):
-        estimates = {"return": {"mean": mean, "low": mean - half, "high": mean + half}}
-        (run / "eval").mkdir()
-        file = run / "eval" / "iteration_00000010_mujoco_seed_1.json"
-        file.write_text(json.dumps({"iteration": 10, "episodes": 64, "nominal": estimates, "randomized": None}))
+        write_evaluation(run, mean, half)
     text = statements(compared({"low": low[:1], "high": high[:1]}))["Final return"]
     assert "higher with high than with low" in text
     assert "over evaluation episodes and do not include the variation between seeds" in text
+    # The target is a return of the training, which is lower than that of the evaluation.
+    target = compared({"high": [write_run(tmp_path / "evaluated", LINEAR)]}).target
+    evaluated = write_evaluation(tmp_path / "evaluated", 1000.0, 1.0)
+    assert compared({"high": [evaluated]}).target == target
 
 
 def test_the_variation_of_the_loss_is_that_of_the_last_third(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from paceline.cli.scale import scale
 from paceline.errors import UserError
 from paceline.experiments.grid import Grid
+from paceline.experiments.scaling import run
 from paceline.process.interrupts import EXIT_CODE
 from tests.distributed.ranks import free_port
 from tests.forked import paceline
@@ -123,6 +124,17 @@ def test_a_failing_run_does_not_lose_the_others_and_is_named_at_the_end(sessions
     assert before.items() <= times(grid).items()
     page = (grid / "report.html").read_text()
     assert "ranks_1_seed_1 has failed" in page
+
+
+def test_a_run_that_cannot_start_is_a_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    options: dict[str, Any] = {"task": "cartpole", "envs": 4, "max_iterations": 1, "train_argv": ("no-task",)}
+    grid = Grid(kind="horizontal", ranks=(1, 2), seeds=(0,), **options)
+    (tmp_path / "grid.json").write_text(json.dumps(grid.to_dict()))
+    (tmp_path / "ranks_1_seed_0.log").mkdir()
+    assert run(grid, tmp_path, Console(quiet=True)) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "ranks_1_seed_0 has failed: cannot start: Is a directory" in first
+    assert "ranks_2_seed_0 has failed: unknown task 'no-task'" in second
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,31 @@ def test_ranks_write_shards_only_into_a_directory_that_they_share(is_shared: boo
     assert found["steps"] == 3
 
 
+def load_on_rank(directory: Path, is_shared: bool) -> tuple[list[float], int]:
+    """Return the states that a rank loads, and the number of exchanges that this takes."""
+    group = Group(this_rank(()))
+    file = (directory if is_shared else directory / str(group.rank.index)) / "iteration_00000001.safetensors"
+    assert group.watch
+    before = group.watch.exchanges
+    envs = checkpoint.load_envs_of_rank(file, (range(4), range(4, 7)), group)
+    exchanges = group.watch.exchanges - before
+    group.close()
+    return envs["level"].tolist(), exchanges
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_ranks_that_share_the_directory_read_their_own_envs(is_shared: bool, tmp_path: Path):
+    for index in range(2):
+        directory = tmp_path if is_shared else tmp_path / str(index)
+        directory.mkdir(exist_ok=True)
+        # On another machine, an earlier run may have left a file of the same name.
+        envs = ENVS if is_shared or index == 0 else {"level": torch.full((7,), 9.0)}
+        checkpoint.save(directory, 1, {"learner": {"envs": envs}}, keep=1, best=False)
+    (first, one), (second, other) = on_ranks(2, load_on_rank, tmp_path, is_shared)
+    assert (first, second) == (ENVS["level"][:4].tolist(), ENVS["level"][4:].tolist())
+    assert (one, other) == ((1, 1) if is_shared else (2, 2))
+
+
 KILLED = """
 import sys, torch
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The command `paceline scale forecast`."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Le
@@ -99,7 +99,7 @@ def forecast(argv: list[str], console: Console) -> int:
 def _print(found: Forecast, console: Console) -> None:
     console.print(escape(found.subtitle))
     for name, (header, rows) in found.tables().items():
-        shown = Table(*header, box=box.SIMPLE, title=escape(name), title_justify="left")
+        shown = Table(*header, box=box.SIMPLE, pad_edge=False, title=escape(name), title_justify="left")
         for column in shown.columns:
             column.justify = "right"
         for row in rows:
@@ -128,22 +128,21 @@ def _given_network(arguments: ForecastArguments, run: RunData) -> list[Network] 
                 name=f"given, {backend}", description=description, source="options", backend=backend, between_nodes=link
             )
         ]
-    known = find_network(name)
-    between = Link(
-        known.between_nodes.latency_us if latency is None else latency,
-        known.between_nodes.bandwidth_gbps if bandwidth is None else bandwidth,
-    )
-    changed = any(value is not None for value in (latency, bandwidth, arguments.ranks_per_node))
-    network = Network(
-        name=f"{name}, changed" if changed else name,
-        description=f"{known.description}{'; changed by options' if changed else ''}",
-        source=known.source,
-        backend=known.backend,
-        between_nodes=between,
-        within_node=known.within_node,
-        ranks_per_node=arguments.ranks_per_node or known.ranks_per_node,
-        overhead_us=known.overhead_us,
-    )
+    network = find_network(name)
+    if arguments.ranks_per_node and not network.within_node:
+        raise UserError(f"--ranks-per-node {arguments.ranks_per_node}: {name} has one rank per node; leave it out")
+    if not (latency is None and bandwidth is None and arguments.ranks_per_node is None):
+        between = network.between_nodes
+        network = replace(
+            network,
+            name=f"{name}, changed",
+            description=f"{network.description}; changed by options",
+            between_nodes=Link(
+                between.latency_us if latency is None else latency,
+                between.bandwidth_gbps if bandwidth is None else bandwidth,
+            ),
+            ranks_per_node=arguments.ranks_per_node or network.ranks_per_node,
+        )
     return [network, network.flat()] if network.within_node else [network]
 
 

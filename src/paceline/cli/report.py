@@ -31,7 +31,7 @@ class ReportArguments:
     """Directory of the report. Files of an earlier report are replaced."""
     target_return: Annotated[FiniteFloat | None, option("R")] = None
     """Mean return of an episode whose time is compared. The default lies at 90 % of the way from the mean first
-    return to the lowest mean final return of all groups."""
+    return to the lowest mean return of a group in the last tenth of its iterations."""
     json: Annotated[bool, FlagCreatePairsOff] = False
     """Print the results as JSON instead of their summary."""
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,9 +18,10 @@ from paceline.device.gpus import choose_gpus
 from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError, unknown
 from paceline.experiments.grid import Grid
-from paceline.experiments.nodes import Nodes
+from paceline.experiments.nodes import SHARING_ENGINES, Nodes
 from paceline.experiments.scaling import run
 from paceline.launch.engines import ENGINES
+from paceline.learners.settings import check_samples
 from paceline.run.config import option
 from paceline.run.directory import runs_of
 from paceline.tasks import registry
@@ -33,7 +35,7 @@ _OVERVIEW = """Compare training on several numbers of ranks.
   paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048
       Train with the same number of envs in total.
   paceline scale forecast RUN --to 1024
-      Forecast a run with more ranks.
+      Forecast the throughput of a run with more ranks.
 
 `paceline scale EXPERIMENT --help` lists the options.
 """
@@ -72,7 +74,7 @@ class ScaleArguments:
     jobs: Annotated[Count, option("J")] = 1
     """Maximum number of runs at the same time, at least 1. Runs that share a machine slow each other down, so their
     throughput is not comparable."""
-    on: Annotated[str | None, option("|".join(ENGINES))] = None
+    on: Annotated[str | None, option("|".join(SHARING_ENGINES))] = None
     """Engine of `paceline launch` that starts the ranks of each run on several nodes. The nodes and this machine must
     share --run-dir. The default is to start them on this machine."""
     ranks_per_node: Annotated[Count | None, option("K")] = None
@@ -94,21 +96,6 @@ def scale(argv: list[str], console: Console) -> int:
     return _EXPERIMENTS[argv[0]](argv[1:], console)
 
 
-def _horizontal(argv: list[str], console: Console) -> int:
-    return _run("horizontal", argv, console)
-
-
-def _vertical(argv: list[str], console: Console) -> int:
-    return _run("vertical", argv, console)
-
-
-_EXPERIMENTS: dict[str, Callable[[list[str], Console], int]] = {
-    "horizontal": _horizontal,
-    "vertical": _vertical,
-    "forecast": forecast,
-}
-
-
 def _run(kind: Literal["horizontal", "vertical"], argv: list[str], console: Console) -> int:
     arguments, train_argv = parse_known_options(ScaleArguments, argv, f"scale {kind}", add_help=True)
     check(arguments, "--")
@@ -120,6 +107,13 @@ def _run(kind: Literal["horizontal", "vertical"], argv: list[str], console: Cons
             print(shlex.join(["paceline", *command]))
         return 0
     return run(grid, directory, console)
+
+
+_EXPERIMENTS: dict[str, Callable[[list[str], Console], int]] = {
+    "horizontal": partial(_run, "horizontal"),
+    "vertical": partial(_run, "vertical"),
+    "forecast": forecast,
+}
 
 
 def _grid(kind: Literal["horizontal", "vertical"], arguments: ScaleArguments, train_argv: list[str]) -> Grid:

@@ -57,9 +57,11 @@ def _speedup(comparison: Comparison, group: GroupResult) -> str:
             f"{number(other.mean)}: {ratio:.2f} times as fast, with {envs}"
         )
     overlap = own.overlaps(other)
-    verdict = {None: "Measured with one run per group", True: "Not beyond the variation between runs", False: "Yes"}[
-        overlap
-    ]
+    verdict = {
+        None: "Measured with one run per group",
+        True: "No difference beyond the variation between runs",
+        False: "Yes",
+    }[overlap]
     verdict = "No" if overlap is False and ratio < 1 else verdict
     return f"{verdict}. {text} (efficiency of the throughput {baseline.efficiency:.2f})."
 
@@ -78,7 +80,7 @@ def _emulation(comparison: Comparison) -> list[str]:
 def _target(comparison: Comparison) -> list[str]:
     target = comparison.target
     if target is None:
-        return ["The final returns are not above the first ones, so no time to a return is compared."]
+        return ["The last returns are not above the first ones, so no time to a return is compared."]
     reached = [
         f"{_effort(group.target, comparison.is_emulated)} ({group.label}{_some(group)})"
         for group in comparison.groups
@@ -153,27 +155,37 @@ def _advice(comparison: Comparison, group: GroupResult) -> list[str]:
             f"With {group.label}, the slowest rank collects {collect.max / collect.min:.2f} times as long as the "
             "fastest. Check its host for other processes."
         )
-    if lost := _lost(comparison, group):
-        texts.append(_SCALING_ADVICE[max(lost, key=lambda name: lost[name])])
+    lost = _lost(comparison, group)
+    parts = lost or group.seconds_by_part()
+    part = max(parts, key=lambda name: parts[name])
+    if part == "synchronization":
+        texts.append(_sync_advice(group))
+    elif part == "collect" and group.has_cameras and not lost:
+        texts.append(_CAMERA_ADVICE)
     else:
-        parts = group.seconds_by_part()
-        part = max(parts, key=lambda name: parts[name])
-        texts.append(_CAMERA_ADVICE if part == "collect" and group.has_cameras else _ADVICE[part])
+        texts.append((_SCALING_ADVICE if lost else _ADVICE)[part])
     return texts
+
+
+def _sync_advice(group: GroupResult) -> str:
+    """Return what reduces the synchronization, which depends on `--sync`. Only native PPO has its other modes."""
+    if group.sync == "periodic":
+        return "Ranks synchronize rarely: use a larger --sync-every, or a faster network."
+    if group.sync == "every-iteration":
+        return "Each iteration needs one exchange: use more envs per rank, a faster network, or --sync periodic."
+    other = ", a faster network, or --sync every-iteration" if group.learner == "ppo" else ", or a faster network"
+    return f"Each minibatch needs one all-reduce: use more envs per rank, fewer minibatches{other}."
 
 
 _SCALING_ADVICE = {
     "collect": "Ranks on one machine share its cores and memory bandwidth: give each rank its own cores or GPU, "
     "or use fewer ranks with more envs each. A GPU needs thousands of envs to be busy.",
     "update": "The update has a fixed cost per minibatch: use more envs per rank, or fewer and larger minibatches.",
-    "synchronization": "Each minibatch needs one all-reduce: use more envs per rank, fewer minibatches, a faster "
-    "network, or --sync every-iteration.",
     "other": "Metrics and logging do not scale: use more envs per rank, so that iterations are longer.",
 }
 _ADVICE = {
     "collect": "Collection needs no exchange between ranks: more ranks, or more cores per rank, shorten it.",
     "update": "More ranks divide the update; fewer epochs or smaller networks shorten it on every rank.",
-    "synchronization": _SCALING_ADVICE["synchronization"],
     "other": _SCALING_ADVICE["other"],
 }
 _CAMERA_ADVICE = (
@@ -197,7 +209,7 @@ def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]
     intervals = {
         "seeds": "intervals are over seeds",
         "evaluation episodes": "intervals are over evaluation episodes and do not include the variation between seeds",
-        "none": "there are no intervals, because there is one run per group and no evaluation",
+        "none": "there are no intervals, because there is one run per group, and not every run has an evaluation",
     }
     return [*texts, *_differences(f"the final {name}", known), f"{origin}; {intervals[final.intervals]}."]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.errors import UserError
 from paceline.experiments.findings import Finding
-from paceline.experiments.formatting import duration, number, percent
+from paceline.experiments.formatting import count, duration, number, percent
 from paceline.experiments.iteration_parts import Measurements, Parts, Sums
 from paceline.experiments.network import Network
 from paceline.experiments.page import Table, html, markdown
@@ -202,16 +202,18 @@ def make_forecast(
 def _statement(scaling: Scaling, min_gain: float) -> str:
     first, last = scaling.predictions[0], scaling.predictions[-1]
     best = next(each for each in scaling.predictions if each.ranks == scaling.worthwhile_ranks)
+    if best is last:
+        reason = "the largest number that was forecast"
+    else:
+        reason = f"twice as many raise the throughput by less than {percent(min_gain)}"
     ratio = number(best.steps_per_second / first.steps_per_second)
-    reason = f"twice as many raise it by less than {percent(min_gain)}"
-    reason = "the largest number that was forecast" if best is last else reason
+    gain = f", with {ratio} times the throughput of one" if best.ranks > 1 else ""
     parts = {name: getattr(last, name) for name in _PART_NAMES}
     largest = max(parts, key=lambda name: parts[name])
     return (
-        f"{scaling.kind.capitalize()} scaling ({scaling.network.name}) pays up to {best.ranks:,} ranks, with "
-        f"{ratio} times the throughput of one: {reason}. With {last.ranks:,} ranks an iteration takes "
-        f"{duration(last.seconds)}; its largest part is {_PART_NAMES[largest]}, "
-        f"{percent(parts[largest] / last.seconds)}."
+        f"{scaling.kind.capitalize()} scaling ({scaling.network.name}) pays up to {count(best.ranks, 'rank')}{gain}: "
+        f"{reason}. With {count(last.ranks, 'rank')} an iteration takes {duration(last.seconds)}; its largest part is "
+        f"{_PART_NAMES[largest]}, {percent(parts[largest] / last.seconds)}."
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from paceline.errors import UserError, one_line
 from paceline.experiments.nodes import Nodes
+from paceline.run.config import changes
 from paceline.run.directory import RunDir, write_atomically
 from paceline.validation import parse_json, read_text
 
@@ -166,9 +167,7 @@ def _difference(stored: dict[str, Any], given: dict[str, Any]) -> str:
             f"--{name.replace('_', '-')}": value for name, value in grid.get("settings", {}).items()
         }
 
-    then, now = flat(stored), flat(given)
-    for name in dict.fromkeys((*now, *then)):
-        if then.get(name) != now.get(name):
-            return f"{name} {then.get(name)}, now {now.get(name)}"
+    if differing := changes(flat(stored), flat(given)):
+        return differing[0]
     missing = [cell["run"] for cell in stored.get("cells", []) if cell not in given["cells"]]
     return f"it has {missing[0]}, which --ranks and --seeds leave out" if missing else ""

@@ -5,7 +5,7 @@ rank sends 1/n of the message. A tree sends the message up and down; its steps g
 nodes. NCCL uses the faster one, gloo a ring.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from math import ceil, inf, log2
@@ -61,14 +61,8 @@ class Network:
 
     def flat(self) -> "Network":
         """Return the network with one rank per node."""
-        return Network(
-            name=f"{self.name}, flat",
-            description=f"one rank per node, connected as the nodes of {self.name}",
-            source=self.source,
-            backend=self.backend,
-            between_nodes=self.between_nodes,
-            overhead_us=self.overhead_us,
-        )
+        description = f"one rank per node, connected as the nodes of {self.name}"
+        return replace(self, name=f"{self.name}, flat", description=description, within_node=None, ranks_per_node=1)
 
     def all_reduce_seconds(self, ranks: int, num_bytes: float) -> float:
         """Return the time to sum a message over `ranks` ranks."""

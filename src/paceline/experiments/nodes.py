@@ -13,7 +13,8 @@ from paceline.launch.profile import read_profile
 _WORKFLOW = "train_policy.yaml"
 _FIRST_PORT = 5555
 """Port of the rendezvous of the first cell. Each cell has its own, because several may run on one host."""
-_UNSHARED = ("kubernetes", "osmo")
+SHARING_ENGINES = tuple(name for name in ENGINES if name not in ("kubernetes", "osmo"))
+"""Engines whose nodes can share the run directory with this machine."""
 _CONTINUES_AFTER_CTRL_C = "slurm"
 
 
@@ -30,12 +31,11 @@ class Nodes:
     def check(self, ranks: int) -> None:
         """Raise UserError if a cell with so many ranks cannot run on these nodes."""
         load_engine(self.engine)
-        if self.engine in _UNSHARED:
-            usable = ", ".join(name for name in ENGINES if name not in _UNSHARED)
+        if self.engine not in SHARING_ENGINES:
             raise UserError(
                 f"--on {self.engine}: its nodes do not share the run directory with this machine; choose from "
-                f"{usable}, or submit scaling.yaml, whose last task makes the report; paceline launch --copy "
-                "scaling.yaml writes the file"
+                f"{', '.join(SHARING_ENGINES)}, or submit scaling.yaml, whose last task makes the report; paceline "
+                "launch --copy scaling.yaml writes the file"
             )
         read_profile(self.profile)
         if ranks > self.ranks_per_node and ranks % self.ranks_per_node:

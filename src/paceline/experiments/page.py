@@ -113,10 +113,7 @@ def html(
     sections = {name: [plot for plot in plots if plot.section == name] for name in names}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["base64"] = lambda png: b64encode(png).decode()
-    template = environment.from_string(
-        files("paceline.experiments").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    )
-    return template.render(
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         subtitle=subtitle,
         notes=notes,

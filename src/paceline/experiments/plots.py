@@ -35,6 +35,7 @@ _PARTS = {
 }
 _INK, _GRID = "#333333", "#DDDDDD"
 _WIDTH, _DPI = 4.8, 220
+_MOST_MARKERS = 10
 _LEARNING, _SPEED, _LOSSES = "Learning", "Speed and scaling", "Losses"
 _BANDS = {
     1: "One run per line.",
@@ -103,7 +104,9 @@ def _curves(
         if len(found.lines) > 1:
             axes.fill_between(found.x * x_scale, found.low, found.high, color=color, alpha=0.15, linewidth=0)
         for x, y in found.lines:
-            axes.plot(x * x_scale, y, color=color, linewidth=0.6, alpha=0.45)
+            # A single evaluation is a point, which a line does not show.
+            marker = "o" if len(x) <= _MOST_MARKERS else None
+            axes.plot(x * x_scale, y, color=color, linewidth=0.6, alpha=0.45, marker=marker, markersize=4)
         axes.plot(found.x * x_scale, found.mean, color=color, linestyle=style, linewidth=1.9, label=label)
     if target is not None:
         axes.axhline(target, color=_INK, linewidth=0.9, linestyle=(0, (1, 2)), label=f"target {number(target)}")
@@ -115,7 +118,8 @@ def _curves(
     axes.set_ylim(low - margin, high + margin)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if x_metric != SECONDS:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if metric == "measure/success":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
@@ -326,7 +330,7 @@ def _legend(figure: Figure, columns: int) -> None:
 
 
 def _plot(figure: Figure, axes: Axes, name: str, section: str, title: str, caption: str) -> Plot:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(textwrap.fill(title, 44), loc="left", fontsize=11, fontweight="bold")
     png = BytesIO()
     figure.savefig(png, format="png")
     return Plot(name, section, title, caption, png.getvalue())

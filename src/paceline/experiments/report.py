@@ -9,14 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError
 from paceline.experiments.findings import findings
 from paceline.experiments.formatting import count
 from paceline.experiments.page import facts, html, markdown, results_table, runs_table
 from paceline.experiments.run_data import RunData, read_run
-from paceline.experiments.statistics import compare
+from paceline.experiments.statistics import Comparison, compare
 from paceline.run.directory import write_atomically
-from paceline.validation import parse_json, read_text
 
 PAGE = "report.html"
 _MOST_DIFFERENCES = 4
@@ -27,17 +26,17 @@ def write_report(
     groups: dict[str, list[Path]],
     title: str,
     notes: list[str],
-    target_return: float | None = None,
+    is_emulated: bool = False,
 ) -> dict[str, Any]:
     """Compare groups of runs that differ only in their seed, by label. Write report.html, plots/*.png, results.json and
     results.md to a directory. Return the content of results.json.
 
-    `notes` are sentences that the page shows. `target_return` is the return whose time is compared; by default it is
-    chosen. If grid.json in the directory says that ranks are emulated, no efficiency is shown.
+    `notes` are sentences that the page shows. With `is_emulated`, one rank with more envs stands for several ranks, so
+    neither efficiency nor times are compared.
     """
     check_installed()
     runs = {label: [read_run(path) for path in paths] for label, paths in groups.items()}
-    return _write(directory, runs, title, notes, target_return)
+    return _write(directory, runs, title, notes, compare(runs, None, is_emulated))
 
 
 def report(runs: list[Path], directory: Path, target_return: float | None = None) -> dict[str, Any]:
@@ -45,13 +44,16 @@ def report(runs: list[Path], directory: Path, target_return: float | None = None
     check_installed()
     groups = group_runs([read_run(path) for path in dict.fromkeys(runs)])
     tasks = sorted({run.config.task for of_group in groups.values() for run in of_group})
-    return _write(directory, groups, f"Comparison of runs: {', '.join(tasks)}", [], target_return)
+    comparison = compare(groups, target_return, is_emulated=False)
+    return _write(directory, groups, f"Comparison of runs: {', '.join(tasks)}", [], comparison)
 
 
 def print_findings(results: dict[str, Any], console: Console) -> None:
     """Print the statements of results.json."""
     for finding in results["findings"]:
-        console.print(f"[bold]{escape(finding['topic'])}[/] {escape(' '.join(finding['statements']))}")
+        console.print(f"[bold]{escape(finding['topic'])}[/]")
+        for statement in finding["statements"]:
+            console.print(f"  {escape(statement)}")
 
 
 def check_installed() -> None:
@@ -63,11 +65,10 @@ def check_installed() -> None:
 
 
 def _write(
-    directory: Path, groups: dict[str, list[RunData]], title: str, notes: list[str], target_return: float | None
+    directory: Path, groups: dict[str, list[RunData]], title: str, notes: list[str], comparison: Comparison
 ) -> dict[str, Any]:
     from paceline.experiments import plots
 
-    comparison = compare(groups, target_return, _is_emulated(directory))
     notes = [*notes, *_run_notes(groups)]
     found, table = findings(comparison), results_table(comparison)
     drawn = plots.draw(groups, comparison)
@@ -91,17 +92,6 @@ def _write(
     except OSError as error:
         raise UserError(f"cannot write the report to {directory}: {error.strerror}") from None
     return results
-
-
-def _is_emulated(directory: Path) -> bool:
-    """Return whether the grid of runs in a directory emulates several ranks by one rank with more envs."""
-    file = directory / "grid.json"
-    if not file.exists():
-        return False
-    try:
-        return bool(parse_json(read_text(file)).get("emulated"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file}: {one_line(error)}") from None
 
 
 def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:

@@ -11,7 +11,7 @@ from paceline.errors import UserError, one_line
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.run.metrics_file import read_metrics
-from paceline.training.evaluation import Estimate
+from paceline.training.evaluation import Evaluation
 from paceline.validation import from_dict, parse_json, read_text, shown
 
 Array = NDArray[np.float64]
@@ -43,14 +43,6 @@ class SessionFacts:
 
 
 @dataclass(frozen=True)
-class RunEvaluation:
-    """Evaluation of the policy after the last iteration of a run."""
-
-    episodes: int
-    estimates: dict[str, Estimate]
-
-
-@dataclass(frozen=True)
 class RunData:
     """A run with its metrics."""
 
@@ -60,7 +52,8 @@ class RunData:
     sessions: list[SessionFacts]
     metrics: dict[str, Array]
     """Values by name, float64 [iteration], and their "iteration". NaN if a metric has no value in an iteration."""
-    evaluation: RunEvaluation | None
+    evaluation: Evaluation | None
+    """Evaluation of the policy after the last iteration."""
 
     @property
     def facts(self) -> SessionFacts:
@@ -153,15 +146,7 @@ def _check_complete(file: Path, metrics: dict[str, Array], needs_returns: bool) 
         raise UserError(f"{file} is damaged: it has no values of {', '.join(missing)}")
 
 
-def _read_evaluation(directory: Path, iteration: int) -> RunEvaluation | None:
-    """Return the evaluation of an iteration that has the most episodes, in randomized envs if there are any."""
-    found = list[RunEvaluation]()
-    for file in sorted(directory.glob(f"iteration_{iteration:08d}_*.json")):
-        try:
-            values = parse_json(read_text(file))
-            estimates = values["randomized"] or values["nominal"]
-            by_name = {name: from_dict(Estimate, estimate, str(file)) for name, estimate in estimates.items()}
-            found.append(RunEvaluation(int(values["episodes"]), by_name))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cannot read {file}: {one_line(error)}; evaluate the run again") from None
+def _read_evaluation(directory: Path, iteration: int) -> Evaluation | None:
+    """Return the evaluation of an iteration that has the most episodes."""
+    found = [Evaluation.read(file) for file in sorted(directory.glob(f"iteration_{iteration:08d}_*.json"))]
     return max(found, key=lambda evaluation: evaluation.episodes, default=None)

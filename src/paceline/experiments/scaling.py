@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.errors import UserError
+from paceline.experiments.formatting import duration
 from paceline.experiments.grid import Cell, Grid, open_grid
 from paceline.experiments.report import PAGE, check_installed, print_findings, write_report
 from paceline.launch.engines.report import last_line
@@ -53,7 +54,8 @@ def _write_report(grid: Grid, directory: Path, cells: list[Cell], notes: list[st
     for cell in sorted(cells, key=lambda cell: (cell.ranks, cell.seed)):
         groups.setdefault(grid.label(cell), []).append(directory / cell.name)
     envs = f"{grid.envs} envs per rank" if grid.kind == "horizontal" else f"{grid.envs} envs in total"
-    return write_report(directory, groups, f"{grid.kind.capitalize()} scaling of {grid.task}, {envs}", notes)
+    title = f"{grid.kind.capitalize()} scaling of {grid.task}, {envs}"
+    return write_report(directory, groups, title, notes, grid.emulate_ranks)
 
 
 @dataclass
@@ -85,7 +87,11 @@ class _Runs:
             was_stopped = False
             while self._running or (self._waiting and not stop.requested):
                 while self._waiting and len(self._running) < self._grid.jobs and not stop.requested:
-                    self._start(self._waiting.pop(0))
+                    cell = self._waiting.pop(0)
+                    try:
+                        self._start(cell)
+                    except OSError as error:
+                        self._fail(cell, f"cannot start: {error.strerror}: {error.filename}")
                 if stop.requested and not was_stopped:
                     was_stopped = True
                     self._stop()
@@ -133,14 +139,17 @@ class _Runs:
             self._seconds.setdefault(cell.ranks, []).append(seconds)
             left = self._seconds_left()
             self._print(
-                f"{self._title(cell)}: completed after {_duration(seconds)}, {_outcome(result)}"
-                + (f"; about {_duration(left)} left" if left else "")
+                f"{self._title(cell)}: completed after {duration(seconds)}, {_outcome(result)}"
+                + (f"; about {duration(left)} left" if left else "")
             )
         elif interrupted:
             self._print(f"{self._title(cell)}: stopped after iteration {result.get('iterations', 0)}")
         else:
-            self.failures[cell] = self._reason(cell, running.process.returncode, result)
-            self._print(f"{self._title(cell)}: failed: {self.failures[cell]}")
+            self._fail(cell, self._reason(cell, running.process.returncode, result))
+
+    def _fail(self, cell: Cell, reason: str) -> None:
+        self.failures[cell] = reason
+        self._print(f"{self._title(cell)}: failed: {reason}")
 
     def _reason(self, cell: Cell, code: int, result: dict[str, Any]) -> str:
         if code == 0:
@@ -186,10 +195,3 @@ def _outcome(result: dict[str, Any]) -> str:
     value = result.get("mean_return")
     shown = "no episode has ended" if value is None else f"return {value:.1f}"
     return f"{shown}, {result['steps_per_second']:,.0f} steps/s"
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isnan, sqrt
+from statistics import fmean
 
 import numpy as np
 
@@ -78,6 +79,8 @@ class GroupResult:
     engine: str
     device_name: str
     backend: str
+    sync: str
+    """Value of `--sync`."""
     world_size: int
     total_envs: int
     seeds: list[int]
@@ -223,7 +226,7 @@ def compare(groups: dict[str, list[RunData]], target_return: float | None, is_em
     final = FinalValues(evaluated, "seeds" if has_seeds else "evaluation episodes" if evaluated else "none")
     common_steps = int(min(run.metrics[STEPS][-1] for run in runs))
     results = [_group_result(label, group, common_steps, success, final) for label, group in groups.items()]
-    target = _target(results, target_return)
+    target = _target(groups, target_return)
     results = [_with_target(result, groups[result.label], target) for result in results]
     if not is_emulated:
         families = {label: _family(group[0]) for label, group in groups.items()}
@@ -244,7 +247,7 @@ def _group_result(
     facts, config = runs[0].facts, runs[0].config
     collect, update, sync = (_spread(runs, f"seconds/{name}") for name in ("collect", "update", "sync"))
     seconds = [_iteration_seconds(run) for run in runs]
-    iteration_seconds = max(_mean(seconds), collect.mean + update.mean)
+    iteration_seconds = max(fmean(seconds), collect.mean + update.mean)
     is_measured = facts.backend != "nccl"
     losses = {name for name in runs[0].metrics if name.startswith("loss/") and all(name in run.metrics for run in runs)}
     return GroupResult(
@@ -254,13 +257,14 @@ def _group_result(
         engine=facts.engine,
         device_name=facts.device_name,
         backend=facts.backend,
+        sync=config.sync,
         world_size=facts.world_size,
         total_envs=facts.total_envs,
         seeds=[run.config.seed for run in runs],
         iterations=min(run.iterations for run in runs),
         env_steps=int(min(run.metrics[STEPS][-1] for run in runs)),
         has_cameras=runs[0].has_cameras(),
-        first_return=_mean([_first(run.metrics[RETURN]) for run in runs]),
+        first_return=fmean([_first(run.metrics[RETURN]) for run in runs]),
         final_return=_final(runs, RETURN, final),
         final_success=_final(runs, success, final) if success else None,
         steps_per_second=interval(
@@ -282,13 +286,9 @@ def _iteration_seconds(run: RunData) -> float:
     return float((run.facts.steps_per_iteration / run.steady(run.metrics["speed/steps_per_second"])).mean())
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _spread(runs: list[RunData], name: str) -> Spread:
     kinds = [{kind: float(run.steady(values).mean()) for kind, values in run.over_ranks(name).items()} for run in runs]
-    return Spread(**{kind: _mean([of_run[kind] for of_run in kinds]) for kind in ("min", "mean", "max")})
+    return Spread(**{kind: fmean([of_run[kind] for of_run in kinds]) for kind in ("min", "mean", "max")})
 
 
 def _first(values: Array) -> float:
@@ -299,7 +299,7 @@ def _final(runs: list[RunData], metric: str, final: FinalValues) -> Interval:
     """Return the final value: that of the evaluation, or the mean over the last tenth of the iterations."""
     limits = _LIMITS.get(metric, (-inf, inf))
     if not final.evaluated:
-        return interval([float(_last(run.metrics[metric], 10).mean()) for run in runs], *limits)
+        return interval([_last_tenth(run, metric) for run in runs], *limits)
     estimates = [run.evaluation.estimates[_estimate_name(metric)] for run in runs if run.evaluation]
     if final.intervals == "evaluation episodes":
         return Interval(estimates[0].mean, estimates[0].low, estimates[0].high)
@@ -309,6 +309,11 @@ def _final(runs: list[RunData], metric: str, final: FinalValues) -> Interval:
 def _estimate_name(metric: str) -> str:
     """Return the name of a metric in evaluations."""
     return metric.removeprefix("episode/")
+
+
+def _last_tenth(run: RunData, metric: str) -> float:
+    """Return the mean of a metric over the last tenth of the iterations."""
+    return float(_last(run.metrics[metric], 10).mean())
 
 
 def _last(values: Array, divisor: int) -> Array:
@@ -330,17 +335,19 @@ def _at(run: RunData, steps: float) -> float:
     return float(np.interp(steps, *_line(run, STEPS, SECONDS)))
 
 
-def _target(results: list[GroupResult], value: float | None) -> Target | None:
-    """Return the target: the given one, or 90 % of the way from the first return to the lowest final one."""
+def _target(groups: dict[str, list[RunData]], value: float | None) -> Target | None:
+    """Return the target: the given one, or 90 % of the way from the first return to the lowest last one. Both are
+    returns of the training, with which the target is compared, also if there are evaluations."""
     if value is not None:
         return Target(value, "The target was given.")
-    first = _mean([result.first_return for result in results])
-    lowest = min(result.final_return.mean for result in results)
+    first = fmean(fmean(_first(run.metrics[RETURN]) for run in runs) for runs in groups.values())
+    lowest = min(fmean(_last_tenth(run, RETURN) for run in runs) for runs in groups.values())
     if lowest <= first:
         return None
     return Target(
         first + _TARGET_FRACTION * (lowest - first),
-        "The target is 90 % of the way from the mean first return to the lowest mean final return of all groups.",
+        "The target is 90 % of the way from the mean first return to the lowest mean return of a group in the last "
+        "tenth of its iterations.",
     )
 
 

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from paceline.distributed.group import Group
 from paceline.distributed.sharding import concatenate
 from paceline.errors import UserError, one_line
 from paceline.run.config import MOST_ENVS
@@ -94,6 +95,23 @@ def load_envs(file: Path, envs: range = range(MOST_ENVS)) -> dict[str, Any]:
         first += count
     with reading(file):
         return concatenate(parts)
+
+
+def load_envs_of_rank(file: Path, envs_of_ranks: Sequence[range], group: Group) -> dict[str, Any]:
+    """Return the saved states of this rank's envs. Ranks that share the directory read their own part. Otherwise the
+    main rank reads all parts and sends them. All ranks must call this."""
+    if len(set(group.all_gather(_identity(file)))) == 1:
+        return load_envs(file, envs_of_ranks[group.rank.index])
+    return group.scatter(load_envs(file, envs) for envs in envs_of_ranks)
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return values that differ between two files of the same name on two machines; None if the file is missing."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _read_envs(file: Path, part: Path, rows: slice) -> dict[str, Any]:

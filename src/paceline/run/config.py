@@ -25,6 +25,12 @@ def _default_hint(default: str) -> str:
     return "" if default in ("None", "") else f"(default: {default})"
 
 
+def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings that differ, each as "NAME VALUE, now VALUE"."""
+    names = dict.fromkeys((*now, *then))
+    return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
+
+
 def plain(options: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, as run.yaml holds them: nested dataclasses are dicts, tuples are
     lists."""

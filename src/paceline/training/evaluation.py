@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from paceline.env.vec_env import VecEnv
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
 from paceline.learners.networks import Policy, PolicyRunner
 from paceline.run.directory import write_atomically
 from paceline.run.versions import versions
 from paceline.tensors.graph import capture
+from paceline.validation import from_dict, parse_json, read_text
 
 SEED_OFFSET = 1_000_003
 """Added to the seed of a run, so that a policy is evaluated in other episodes than those of its training."""
@@ -54,6 +55,20 @@ class Evaluation:
     """Estimates by name in envs that all have the model of the task."""
     randomized: dict[str, Estimate] | None = None
     """Estimates by name in envs with randomized models."""
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """Estimates in randomized envs if there are any, otherwise in nominal ones."""
+        return self.randomized or self.nominal or {}
+
+    @classmethod
+    def read(cls, file: Path) -> "Evaluation":
+        try:
+            values = parse_json(read_text(file))
+            values.pop("versions", None)
+            return from_dict(cls, values, "its content")
+        except (OSError, ValueError, UserError) as error:
+            raise UserError(f"cannot read {file}: {one_line(error)}; evaluate the run again") from None
 
     def write(self, directory: Path) -> Path:
         """Write the evaluation to a file in a directory, and return the file."""

@@ -10,7 +10,7 @@ from paceline.distributed.sharding import shard_ranges
 from paceline.errors import UserError
 from paceline.learners.settings import Settings, flag
 from paceline.run import checkpoint
-from paceline.run.config import MOST_ENVS, TrainConfig, plain
+from paceline.run.config import MOST_ENVS, TrainConfig, changes, plain
 from paceline.run.directory import RunDir
 from paceline.run.mirror import Mirror, download_run
 from paceline.run.versions import versions
@@ -86,7 +86,7 @@ def plan_with_mirror(config: TrainConfig, plan: Plan, mirror: Mirror) -> Plan:
     """Claim the URL of the mirror for the run. If the run is new and the URL holds a run with the same settings,
     continue that run, because the storage of its last start may be lost."""
     if plan.is_new and (stored := mirror.stored_config()):
-        if differing := _differences(stored, config):
+        if differing := changes(stored.by_name(), config.by_name()):
             raise UserError(
                 f"--mirror {mirror.url} holds a run with other settings ({differing[0]}): choose another folder, or "
                 f"continue that run with --resume {mirror.url}"
@@ -98,14 +98,7 @@ def plan_with_mirror(config: TrainConfig, plan: Plan, mirror: Mirror) -> Plan:
 
 
 def _stored_differences(run: RunDir, config: TrainConfig) -> list[str]:
-    return _differences(run.config(), config) if run.config_file.is_file() else []
-
-
-def _differences(stored: TrainConfig, config: TrainConfig) -> list[str]:
-    """Return the settings in which the stored configuration differs, each as "NAME VALUE, now VALUE"."""
-    then, now = stored.by_name(), config.by_name()
-    names = dict.fromkeys((*now, *then))
-    return [f"{name} {then.get(name)}, now {now.get(name)}" for name in names if then.get(name) != now.get(name)]
+    return changes(run.config().by_name(), config.by_name()) if run.config_file.is_file() else []
 
 
 def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) -> Plan:

@@ -73,7 +73,7 @@ class Session:
         self.total_envs = sum(map(len, plan.envs))
         self.engine = engine_of(config, self.rank.device)
         # Before the envs are built, because that takes minutes on Warp and the checkpoint may be damaged.
-        saved_envs = self._load_envs()
+        saved_envs = checkpoint.load_envs_of_rank(plan.checkpoint, plan.envs, group) if plan.checkpoint else {}
         self._build(members)
         self.steps_per_iteration = self.total_envs * settings.horizon
         self.episodes = EpisodeMeans()
@@ -143,13 +143,6 @@ class Session:
     def warn(self, text: str) -> None:
         for console in self._consoles:
             console.print(text, markup=False, soft_wrap=True)
-
-    def _load_envs(self) -> dict[str, Any]:
-        """Return the saved states of this rank's envs, which the main rank reads."""
-        file = self._plan.checkpoint
-        if file is None:
-            return {}
-        return self.group.scatter(checkpoint.load_envs(file, envs) for envs in self._plan.envs)
 
     def _restore(self, saved: dict[str, Any], saved_envs: dict[str, Any]) -> None:
         """Continue from the checkpoint of the plan."""
@@ -245,8 +238,7 @@ class Session:
         evaluation = self._evaluation.evaluate(self.learner.policy(), self.learner.iteration)
         if self.rank.is_main:
             evaluation.write(self.run.evaluations)
-        estimates = evaluation.randomized or evaluation.nominal or {}
-        return {f"eval/{name.removeprefix(_METRIC_PREFIX)}": each.mean for name, each in estimates.items()}
+        return {f"eval/{name.removeprefix(_METRIC_PREFIX)}": each.mean for name, each in evaluation.estimates.items()}
 
     def _account(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         """Add an iteration's metrics to the totals of the run; return the values to log."""
