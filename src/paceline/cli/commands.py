@@ -51,7 +51,7 @@ def tasks(argv: list[str], console: Console) -> int:
     console.print(table)
     console.print(
         "\nThe numbers are the defaults of --num-envs.\n"
-        "gymnasium:ID is any Gymnasium environment with continuous actions, for example\ngymnasium:HalfCheetah-v5.\n"
+        "gymnasium:ID is any Gymnasium environment, for example gymnasium:HalfCheetah-v5.\n"
         "playground:NAME is an env of MuJoCo Playground, for example playground:WalkerWalk.\n"
         "mjlab:NAME is any task of mjlab, in an environment in which mjlab is installed.\n"
         "\n`paceline train` also accepts these names of Isaac Lab and mjlab, and prints what differs:"
