@@ -23,7 +23,6 @@ from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import EnvEntry, TaskEntry
 from paceline.tensors import random
 from paceline.train import train
-from tests.env.drift import Drift
 from tests.tasks.test_registry import installed
 
 
@@ -185,8 +184,8 @@ FAULTS = {
 
 @pytest.fixture
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = {"walk": "tests.test_check:ENV", "syncing": "tests.test_check:SYNCING", "wrong": "tests.test_check:WRONG"}
-    installed(tmp_path, monkeypatch, **tasks)
+    tasks = {"walk": "ENV", "faulty-task": "TASK"}
+    installed(tmp_path, monkeypatch, **{name: f"tests.test_check:{entry}" for name, entry in tasks.items()})
 
 
 def findings(checks: list[Check]) -> dict[str, list[str]]:
@@ -227,38 +226,105 @@ def test_an_env_that_starts_new_episodes_when_it_is_restored_is_accepted(registe
 
 
 @dataclass(frozen=True)
-class Syncing(Cartpole):
-    """A task that a CPU trains and a GPU does not."""
+class FaultyTask(Cartpole):
+    """A task with one fault."""
+
+    fault: str = ""
+
+    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
+        if self.fault == "another env":
+            uniform = uniform.roll(1, 0)
+        start = super().reset(state, uniform)
+        match self.fault:
+            case "narrow reset":
+                return start._replace(qpos=start.qpos[:, :1])
+            case "one row":
+                return start._replace(qvel=start.qvel[:1])
+        return start
+
+    def observe(self, state: EnvState) -> dict[str, Tensor]:
+        CALLS.append(self.fault)
+        if self.fault == "an exception" and CALLS.count(self.fault) > 10:
+            raise KeyError("left_foot")
+        return super().observe(state)
 
     def terminated(self, state: EnvState) -> Tensor:
-        return super().terminated(state) | (float(state.qpos.max()) > 1e6)
+        # A CPU trains a task that waits for the host, and a GPU does not.
+        ended = super().terminated(state)
+        return ended | (float(state.qpos.max()) > 1e6) if self.fault == "a host sync" else ended
+
+    def reward(self, state: EnvState, terminated: Tensor) -> dict[str, Tensor]:
+        terms = super().reward(state, terminated)
+        match self.fault:
+            case "a write":
+                state.qvel.mul_(0.5)
+            case "a new term" if CALLS.count(self.fault) > 10:
+                terms["late"] = terms["alive"]
+            case "a counter":
+                terms["alive"] = terms["alive"] + len(CALLS)
+            case "an infinite term":
+                terms["alive"] = terms["alive"] / (state.episode_step != 3).float()
+            case "the mean of all envs":
+                terms["alive"] = terms["alive"] - state.qpos[:, 0].mean()
+        return terms
 
 
-@dataclass(frozen=True)
-class Wrong(Drift):
-    def reset(self, state: EnvState, uniform: Tensor) -> ResetState:
-        return ResetState(torch.zeros_like(state.qpos)[:, :0], torch.zeros_like(state.qvel))
+CALLS = list[str]()
+"""Fault of the task in each call of `observe`."""
+TASK = TaskEntry(FaultyTask, summary="is faulty")
+MEMBERS_OF_TASK, RANKS = "members and results of the task", "same results on 1 and 2 ranks"
+TASK_FAULTS = {
+    "narrow reset": (MEMBERS_OF_TASK, "qpos of reset(state, uniform) is a float32 tensor of shape [4, 1], but must be"),
+    "one row": (
+        MEMBERS_OF_TASK,
+        "qvel of reset(state, uniform) is a float32 tensor of shape [1, 2], but must be a flo",
+    ),
+    "an exception": (MEMBERS_OF_TASK, """`raise KeyError("left_foot")`: 'left_foot'"""),
+    "a host sync": ("no host syncs", "torch.where(condition, a, b)"),
+    "a write": (
+        "read-only state and fixed shapes",
+        "reward(state, terminated) writes to state.qvel: the state is read",
+    ),
+    "a new term": ("read-only state and fixed shapes", "names, shapes and dtypes must be the same in every step"),
+    "an infinite term": ("finite values", "reward term 'alive' of env 0 became inf in step 3 of the rollout: end the"),
+    "a counter": ("same results with the same seed", "keep values that change between steps in the task state"),
+    "the mean of all envs": (
+        RANKS,
+        "reward of env 0 differs in step 1 between 1 and 2 ranks: compute the values of an",
+    ),
+    "another env": (RANKS, "compute the values of an env from its own rows only"),
+}
 
 
-SYNCING, WRONG = TaskEntry(Syncing, summary="syncs"), TaskEntry(Wrong, summary="is wrong")
+@pytest.mark.parametrize("fault", TASK_FAULTS)
+def test_a_fault_of_a_task_is_found_once_with_a_remedy(fault: str, registered: None):
+    name, text = TASK_FAULTS[fault]
+    CALLS.clear()
+    ((found, (finding,)),) = findings(check("faulty-task", {"fault": fault}, num_envs=4, steps=20)).items()
+    assert found == name
+    assert text in finding
+    assert "\n" not in finding
+
+
+SYNCING = ("faulty-task", "--env.fault", "a host sync")
 
 
 def test_the_command_prints_one_line_per_check_then_findings(registered: None, capsys: pytest.CaptureFixture[str]):
-    assert command(["syncing", "--num-envs", "4", "--steps", "20"], Console(soft_wrap=True)) == 1
+    assert command([*SYNCING, "--num-envs", "4", "--steps", "20"], Console(soft_wrap=True)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split(maxsplit=1) == ["ok", "members and results of the task"]
     assert lines[1].split(maxsplit=1) == ["fails", "no host syncs"]
     assert all(line.startswith("ok ") for line in lines[2:14])
     assert lines[15].startswith("no host syncs: terminated(state) in test_check.py:")
-    assert lines[-1] == "syncing: 1 finding"
+    assert lines[-1] == "faulty-task: 1 finding"
 
 
 def test_checks_that_cannot_run_say_so_in_json(registered: None, capsys: pytest.CaptureFixture[str]):
-    assert command(["wrong", "--json"], Console()) == 1
+    assert command(["faulty-task", "--env.fault", "narrow reset", "--json"], Console()) == 1
     found = json.loads(capsys.readouterr().out)
-    assert (found["task"], found["ok"]) == ("wrong", False)
+    assert (found["task"], found["ok"]) == ("faulty-task", False)
     first, *others = found["checks"]
-    assert "qpos of reset(state, uniform) is a float32 tensor of shape [8, 0]" in first["findings"][0]
+    assert "qpos of reset(state, uniform) is a float32 tensor of shape [8, 1]" in first["findings"][0]
     assert {each["state"] for each in others} == {"not run"}
 
 
@@ -288,7 +354,11 @@ def test_a_training_refuses_an_env_that_breaks_its_contract(fault: str, register
 def test_a_training_names_what_a_gpu_could_not_capture(
     registered: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    result = train(replace(CONFIG, task="syncing"), RunDir(tmp_path / "run"), Console(soft_wrap=True))
+    result = train(
+        replace(CONFIG, task="faulty-task", env={"fault": "a host sync"}),
+        RunDir(tmp_path / "run"),
+        Console(soft_wrap=True),
+    )
     assert result["status"] == "completed"
     note = (
         "This task cannot be captured as a CUDA graph, which training on a GPU needs: terminated(state) in test_check"

@@ -2,8 +2,8 @@
 
 import linecache
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from paceline.distributed.rank import Rank
 from paceline.env import check_env
-from paceline.env.check_env import EnvChecker, Finding, check_env_members, random_actions, same
-from paceline.env.guarded_task import Guard, run_guarded
-from paceline.env.host_syncs import DetectSyncs
-from paceline.env.robot_env import RobotEnv
-from paceline.env.vec_env import Step, VecEnv
+from paceline.env.check_env import EnvChecker, Finding, approach_time_limit, check_env_members, random_actions, same
+from paceline.env.host_syncs import DetectSyncs, SyncFindings
+from paceline.env.vec_env import Step, VecEnv, as_robot_env
 from paceline.errors import UserError, one_line
 from paceline.learners.rollout import first_non_finite
 from paceline.run.config import TrainConfig
@@ -25,12 +23,23 @@ from paceline.tasks import registry
 from paceline.tasks.registry import EnvEntry
 from paceline.training.build import make_env, resolve
 
+# Envs of other simulators need no MuJoCo, so its modules are imported inside the functions.
+
 _TASK, _CAPTURE, _READ_ONLY = "members and results of the task", "no host syncs", "read-only state and fixed shapes"
 _FINITE, _STATE, _AGAIN = "finite values", "state round trip", "same results with the same seed"
 _RANKS = "same results on 1 and 2 ranks"
+_TASK_REMEDIES = {
+    _AGAIN: "take random numbers from `uniform`, and keep values that change between steps in the task state",
+    _STATE: "keep values that change between steps in the task state: state_spec() declares its entries",
+    _RANKS: "compute the values of an env from its own rows only",
+}
+_ENV_REMEDIES = {
+    _AGAIN: "random numbers must depend on the seed, the global env index and the step only",
+    _STATE: "state() and load_state() must include all that a step depends on",
+    _RANKS: "random numbers of env n must depend on its global index, first_env + n, and no env on the others",
+}
 # The results of a few steps are compared: rounding errors depend on the number of envs and grow with every step.
 _COMPARED_STEPS, _RANK_TOLERANCE = 8, 1e-3
-_STEPS_TO_LIMIT = 4
 _PACKAGE, _TORCH = (str(Path(file).parent) for file in (__file__, torch.__file__))
 
 
@@ -77,6 +86,10 @@ class _Checks:
             if text not in self.all[name].findings:
                 self.all[name].findings.append(text)
 
+    def found(self, *names: str) -> bool:
+        """Return whether one of these checks has a finding."""
+        return any(self.all[name].findings for name in names)
+
 
 def check(
     task: str, options: dict[str, Any] | None = None, num_envs: int = 8, steps: int = 100, seed: int = 0
@@ -89,71 +102,93 @@ def check(
     of_task = (_TASK, _CAPTURE, _READ_ONLY) if is_task else (_CAPTURE,)
     checks = _Checks((*of_task, *check_env.CHECKS, _FINITE, _STATE, _AGAIN, _RANKS))
     with ExitStack() as stack:
-        _run_checks(checks, lambda envs: _make(config, envs, stack), num_envs, steps, seed, is_task)
+
+        def make(envs: range) -> VecEnv:
+            env = make_env(config, Rank(), envs)
+            if close := getattr(env, "close", None):
+                stack.callback(close)
+            return env
+
+        env = None
+        # An error of the task is raised when its env is made.
+        with checks.run(_TASK if is_task else check_env.MEMBERS):
+            env = make(range(num_envs))
+        if env is not None and _check_members(checks, env, num_envs, steps, seed):
+            actions = random_actions(env, steps, seed)
+            if first := _check_results(checks, env, actions):
+                remedies = _TASK_REMEDIES if is_task else _ENV_REMEDIES
+                _compare_envs(checks, env, make, first, actions[:_COMPARED_STEPS], remedies)
     for each in checks.all.values():
         if each.state == "not run" and not each.note:
             each.note = "fix the other findings first"
     return list(checks.all.values())
 
 
-def _make(config: TrainConfig, envs: range, stack: ExitStack) -> VecEnv:
-    env = make_env(config, Rank(), envs)
-    if close := getattr(env, "close", None):
-        stack.callback(close)
-    return env
-
-
-def _run_checks(checks: _Checks, make: Any, num_envs: int, steps: int, seed: int, is_task: bool) -> None:
-    env, found = None, checks.all
-    # An error of the task is raised when its env is made.
-    with checks.run(_TASK if is_task else check_env.MEMBERS):
-        env = make(range(num_envs))
-    if env is None:
-        return
+def _check_members(checks: _Checks, env: VecEnv, num_envs: int, steps: int, seed: int) -> bool:
+    """Check the members of an env, and the functions of its task. Return whether its results can be checked."""
     with checks.run(check_env.MEMBERS):
         checks.add(*check_env_members(env), *_check_place(env, num_envs))
-    if found[check_env.MEMBERS].findings or found[check_env.LOG].findings:
-        return
-    if isinstance(env, RobotEnv):
-        with checks.run(_CAPTURE, _READ_ONLY):
-            guard = run_guarded(env.task, num_envs, steps, seed).guard
-            checks.add(*(Finding(_CAPTURE, text) for text in guard.syncs))
-            checks.add(*(Finding(_READ_ONLY, text) for text in guard.contract))
-    elif not env.capturable:
-        found[_CAPTURE].note = "not needed: `capturable` is False on the CPU"
+    if checks.found(check_env.MEMBERS, check_env.LOG):
+        return False
+    robot_env = as_robot_env(env)
+    if robot_env is None:
+        if not env.capturable:
+            checks.all[_CAPTURE].note = "not needed: `capturable` is False on the CPU"
+        return True
+    from paceline.env.guarded_task import run_guarded
 
-    actions = random_actions(env, steps, seed)
-    few = actions[:_COMPARED_STEPS]
-    first: list[dict[str, Tensor]] = []
-    checker, first_obs = EnvChecker(env), dict[str, Tensor]()
+    with checks.run(_TASK, _CAPTURE, _READ_ONLY):
+        guard = run_guarded(robot_env.task, num_envs, steps, seed).guard
+        checks.add(*(Finding(_CAPTURE, text) for text in guard.syncs))
+        checks.add(*(Finding(_READ_ONLY, text) for text in guard.contract))
+    return not checks.found(_TASK, _READ_ONLY)
+
+
+def _check_results(checks: _Checks, env: VecEnv, actions: Tensor) -> list[dict[str, Tensor]]:
+    """Check the results of `reset` and of steps. Return the first of them, as `_record` does; nothing if they cannot be
+    compared."""
+    checker, obs, first = EnvChecker(env), dict[str, Tensor](), list[dict[str, Tensor]]()
     with checks.run(check_env.RESET):
-        first_obs = env.reset()
-        checks.add(*checker.reset(first_obs), *checker.observations(env.observe(), "observe()"))
-    if found[check_env.RESET].state == "ok":
-        others = (_FINITE, *([_CAPTURE] if env.capturable else []))
-        with checks.run(*check_env.STEP_RESULTS, *others):
-            first += [_clone(first_obs), *_check_steps(checks, env, checker, first_obs, actions)]
-    if any(found[name].state != "ok" for name in check_env.RESULTS):
-        return
+        obs = env.reset()
+        checks.add(*checker.reset(obs), *checker.observations(env.observe(), "observe()"))
+    if checks.all[check_env.RESET].state == "ok":
+        with checks.run(*check_env.STEP_RESULTS, _FINITE, *([_CAPTURE] if env.capturable else [])):
+            first += [_clone(obs), *_check_steps(checks, env, checker, obs, actions)]
+    return first if all(checks.all[name].state == "ok" for name in check_env.RESULTS) else []
+
+
+def _compare_envs(
+    checks: _Checks,
+    env: VecEnv,
+    make: Callable[[range], VecEnv],
+    first: list[dict[str, Tensor]],
+    actions: Tensor,
+    remedies: dict[str, str],
+) -> None:
+    """Compare the first results of `env` with those of others: with the same seed, after `load_state`, and as ranks."""
+
+    def compare(check: str, expected: Any, got: Any, who: str, tolerance: float = 0.0) -> None:
+        if difference := _difference(expected, got, tolerance, who):
+            checks.add(Finding(check, f"{difference}: {remedies[check]}"))
+
     again = None
     with checks.run(_AGAIN):
-        again = make(range(num_envs))
-        again.prefetch_random(len(few))
-        remedy = "random numbers must depend on the seed, the global env index and the step only"
-        checks.add(*_differences(_AGAIN, first, _record(again, few), 0.0, "two envs with the same seed", remedy))
-    if again is None or found[_AGAIN].findings:
+        again = make(range(env.num_envs))
+        again.prefetch_random(len(actions))
+        compare(_AGAIN, first, _record(again, actions), "two envs with the same seed")
+    if again is None or checks.found(_AGAIN):
         return
     with checks.run(_STATE):
-        found[_STATE].note, findings = _check_state(env, again, few)
-        checks.add(*findings)
+        expected, got = _steps_after_load(checks, env, again, actions)
+        compare(_STATE, expected, got, "an env and one that loads its state")
     with checks.run(_RANKS):
-        half = num_envs // 2
-        parts = [_record(make(envs), few[:, envs.start : envs.stop]) for envs in (range(half), range(half, num_envs))]
+        half = env.num_envs // 2
+        ranks = (range(half), range(half, env.num_envs))
+        parts = [_record(make(envs), actions[:, envs.start : envs.stop]) for envs in ranks]
         joined = [
             {name: torch.cat([part[name] for part in both]) for name in both[0]} for both in zip(*parts, strict=True)
         ]
-        remedy = "random numbers of env n must depend on its global index, first_env + n, and no env on the others"
-        checks.add(*_differences(_RANKS, first, joined, _RANK_TOLERANCE, "1 and 2 ranks", remedy))
+        compare(_RANKS, first, joined, "1 and 2 ranks", _RANK_TOLERANCE)
 
 
 def _check_place(env: VecEnv, num_envs: int) -> Iterator[Finding]:
@@ -167,18 +202,15 @@ def _check_steps(
     checks: _Checks, env: VecEnv, checker: EnvChecker, first_obs: dict[str, Tensor], actions: Tensor
 ) -> list[dict[str, Tensor]]:
     """Check steps after a reset. Return the first results, as `_record` does."""
-    guard, taken, first = Guard(), list[Step](), list[dict[str, Tensor]]()
+    syncs, taken, first = SyncFindings(), list[Step](), list[dict[str, Tensor]]()
     for number, action in enumerate(actions.unbind()):
-        if number == _COMPARED_STEPS:
-            _approach_time_limit(env)
+        if number == _COMPARED_STEPS and as_robot_env(env):
+            approach_time_limit(env)
         given = action.clone()
-        if env.capturable:
-            with DetectSyncs(guard.report):
-                taken.append(env.step(action))
-        else:
+        with DetectSyncs(syncs) if env.capturable else nullcontext():
             taken.append(env.step(action))
         checks.add(*checker.step(taken[-1], action, given))
-        if checks.all[check_env.STEPS].findings or checks.all[check_env.LOG].findings:
+        if checks.found(check_env.STEPS, check_env.LOG):
             raise _IncompleteError
         if number < _COMPARED_STEPS:
             first.append(_flat(taken[-1]))
@@ -187,7 +219,7 @@ def _check_steps(
     faults = env.faults()
     if not isinstance(faults, Tensor) or faults.shape != (2,) or faults.dtype != torch.float32:
         checks.add(Finding(check_env.STEPS, "faults() must be a float32 tensor of shape [2]: failures and overflows"))
-    checks.add(*(Finding(_CAPTURE, text) for text in guard.syncs))
+    checks.add(*(Finding(_CAPTURE, text) for text in syncs.texts))
     seen = f"{checker.terminated} terminated, {checker.truncated} truncated in {len(taken)} steps"
     if not checker.terminated + checker.truncated:
         seen = f"no episode ended in {len(taken)} steps: --steps {env.max_episode_steps + 1} reaches the time limit"
@@ -195,17 +227,8 @@ def _check_steps(
     return first
 
 
-def _approach_time_limit(env: VecEnv) -> None:
-    """Let every second env of a task reach its time limit soon."""
-    if isinstance(env, RobotEnv):
-        state = env.state()
-        late = max(0, env.max_episode_steps - _STEPS_TO_LIMIT)
-        state["episode_step"][1::2] = state["episode_step"][1::2].clamp(min=late)
-        env.load_state(state)
-
-
-def _check_state(env: VecEnv, other: VecEnv, actions: Tensor) -> tuple[str, list[Finding]]:
-    """Load the state of `env` into `other`, and compare the steps of both. Return a note and the findings."""
+def _steps_after_load(checks: _Checks, env: VecEnv, other: VecEnv, actions: Tensor) -> tuple[Any, Any]:
+    """Load the state of `env` into `other`. Return the results of the next steps of both."""
     saved, findings = env.state(), list[str]()
     for name, values in saved.items():
         if not isinstance(values, Tensor):
@@ -216,21 +239,21 @@ def _check_state(env: VecEnv, other: VecEnv, actions: Tensor) -> tuple[str, list
     steps = saved.get("episode_step")
     if not isinstance(steps, Tensor) or tuple(steps.shape) != (env.num_envs,):
         findings.append("state() has no 'episode_step' of shape [env]: add the steps of the running episodes")
+    checks.add(*(Finding(_STATE, text) for text in findings))
     if findings or steps is None:
-        return "", [Finding(_STATE, text) for text in findings]
+        raise _IncompleteError
     copies, before = _clone(saved), _clone(env.observe())
     expected = [before, *(_flat(env.step(action)) for action in actions.unbind())]
     for name, values in saved.items():
         if not same(values, copies[name]):
-            return "", [
-                Finding(_STATE, f"a later step writes to state()[{name!r}]: return a copy, for example by clone()")
-            ]
+            text = f"a later step writes to state()[{name!r}]: return a copy, for example by clone()"
+            checks.add(Finding(_STATE, text))
+            raise _IncompleteError
     other.load_state(copies)
     if bool(steps.any()) and not bool(other.state()["episode_step"].any()):
-        return "load_state() starts new episodes, so a resumed run is not exact", []
-    got = [_clone(other.observe()), *(_flat(other.step(action)) for action in actions.unbind())]
-    remedy = "state() and load_state() must include all that a step depends on"
-    return "", list(_differences(_STATE, expected, got, 0.0, "an env and one that loads its state", remedy))
+        checks.all[_STATE].note = "load_state() starts new episodes, so a resumed run is not exact"
+        return [], []
+    return expected, [_clone(other.observe()), *(_flat(other.step(action)) for action in actions.unbind())]
 
 
 def _record(env: VecEnv, actions: Tensor) -> list[dict[str, Tensor]]:
@@ -249,26 +272,20 @@ def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _differences(
-    check: str,
-    expected: list[dict[str, Tensor]],
-    got: list[dict[str, Tensor]],
-    tolerance: float,
-    who: str,
-    remedy: str,
-) -> Iterator[Finding]:
-    """Yield a finding for the first step in which two records differ."""
+def _difference(
+    expected: list[dict[str, Tensor]], got: list[dict[str, Tensor]], tolerance: float, who: str
+) -> str | None:
+    """Describe the first step in which two records differ."""
     for number, (one, other) in enumerate(zip(expected, got, strict=True)):
         when = f"in step {number}" if number else "before the first step"
         for name, values in one.items():
             if name not in other or other[name].shape != values.shape:
-                yield Finding(check, f"{name} has another shape {when} in {who}: {remedy}")
-                return
+                return f"{name} has another shape {when} in {who}"
             a, b = values.double(), other[name].double()
             if not (same(a, b) or (tolerance and torch.allclose(a, b, tolerance, tolerance, equal_nan=True))):
                 env = int((a != b).flatten(1).any(1).nonzero()[0]) if a.dim() > 1 else int((a != b).nonzero()[0])
-                yield Finding(check, f"{name} of env {env} differs {when} between {who}: {remedy}")
-                return
+                return f"{name} of env {env} differs {when} between {who}"
+    return None
 
 
 def _raised(error: Exception) -> str:

@@ -3,15 +3,21 @@
 import json
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from rich.console import Console
 
+from paceline.env.gymnasium_env import GymnasiumEnv
 from paceline.env.vec_env import RenderableEnv, Step, VecEnv
 from paceline.errors import UserError
 from paceline.run import checkpoint
@@ -93,6 +99,33 @@ def test_the_pages_env_hands_out_fresh_tensors(site: Path, monkeypatch: pytest.M
     for _ in range(3):
         env.step(torch.ones(3, 2))
     assert all(map(torch.equal, seen, before))
+
+
+def snippet(heading: str) -> str:
+    """Return the first block of code below a heading of the page."""
+    return PAGE.read_text().partition(f"### {heading}\n")[2].partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_pages_env_with_its_render_method_makes_a_video(site: Path, tmp_path: Path):
+    shutil.copytree(site, tmp_path / "site")
+    file = tmp_path / "site" / "my_envs" / "point.py"
+    code = file.read_text().replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+    code = code.replace(
+        "    def prefetch_random", f"{textwrap.indent(snippet('Videos'), '    ')}\n    def prefetch_random"
+    )
+    file.write_text(code.replace("make=PointEnv,", "make=PointEnv, make_renderable=PointEnv,"))
+    few = ["--num-envs", "2", "--max-iterations", "1", "--gpu-ids", "none", "--run-dir", "run"]
+    assert "paceline play" in paceline(["train", "point", *few], tmp_path, tmp_path / "site")
+    paceline(["play", "run", "--video", "point.mp4", "--seconds", "0.2"], tmp_path, tmp_path / "site")
+    assert (tmp_path / "point.mp4").stat().st_size > 0
+
+
+def test_a_vector_env_of_gymnasium_is_made_as_on_the_page():
+    content: dict[str, Any] = {"gymnasium": gymnasium, "GymnasiumEnv": GymnasiumEnv, "torch": torch, "Pushed": object}
+    exec(snippet("A Gymnasium vector environment that you make yourself"), content)
+    env = content["make"](SimpleNamespace(gravity=1.0), num_envs=2, device=torch.device("cpu"), seed=0, first_env=0)
+    env.reset()
+    assert env.step(torch.zeros(2, 1)).reward.shape == (2,)
 
 
 def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,11 @@
 """Task state, pushes, metrics and randomization, on the C engine."""
 
 import dataclasses
+import math
 import operator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -314,3 +316,19 @@ def test_an_unknown_field_name_or_column_is_an_error(item: Randomization, messag
     task: Task = Wrong(fields=(item,))
     with pytest.raises(UserError, match=message):
         RobotEnv(task, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"how": "multiply"}, "how 'multiply' must be 'scale', 'add' or 'set'"),
+        ({"when": "often"}, "when 'often' must be 'once' or 'reset'"),
+        ({"every_seconds": -1.0}, "every_seconds -1.0 must be at least 0"),
+        ({"high": math.nan}, "high nan must be at most"),
+        ({"low": 3.0}, "from 3 to 2 is no range: swap them"),
+        ({"names": "(left"}, r"names '\(left' is not a regular expression: missing \)"),
+    ],
+)
+def test_an_invalid_argument_of_a_randomization_is_an_error(arguments: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=f"randomization of body_mass: {message}"):
+        Randomization(**{"field": "body_mass", "low": 1.0, "high": 2.0, **arguments})

@@ -12,6 +12,7 @@ from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
+from paceline.tasks.playground import Playground
 from paceline.train import train
 
 # Packages that Playground imports warn of their own future.
@@ -38,15 +39,20 @@ def test_an_unknown_env_of_playground_is_refused_with_the_nearest_name():
 
 def test_without_playground_its_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mujoco_playground", None)
-    with pytest.raises(UserError, match=r"needs MuJoCo Playground: pip install 'paceline\[playground\]'"):
+    with pytest.raises(UserError, match=r"was not found; pip install 'paceline\[playground\]'"):
         registry.find("playground:CartpoleBalance")
 
 
-@pytest.mark.parametrize("option", ["episode_length", "=3", "impl=warp"])
-def test_an_option_that_is_no_entry_of_the_configuration_is_refused(option: str):
-    from paceline.tasks.playground import Playground
-
-    with pytest.raises(UserError, match=f"--env.options {option}: give KEY=VALUE"):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("episode_length", "--env.options episode_length: give KEY=VALUE, for example episode_length=500"),
+        ("=3", "--env.options =3: give KEY=VALUE"),
+        ("impl=warp", "--env.options impl: leave it out, only the implementation jax is supported"),
+    ],
+)
+def test_an_option_that_is_no_entry_of_the_configuration_is_refused(option: str, message: str):
+    with pytest.raises(UserError, match=message):
         Playground((option,))
 
 

@@ -22,6 +22,7 @@ from paceline.env.rsl_rl_env import RslRlEnv
 from paceline.env.vec_env import Step
 from paceline.errors import UserError
 from paceline.evaluate import evaluate
+from paceline.learners.learner import LEARNERS
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
@@ -63,6 +64,8 @@ def test_sizes_groups_and_settings_are_those_of_the_mjlab_task():
     # A constant learning rate, and a number of minibatches that divides the horizon.
     assert (training.desired_kl, training.minibatches, training.initial_std) == (0.0, 3, 0.5)
     assert entry.max_iterations == 7
+    settings: Any = LEARNERS["rsl_rl"].settings.from_training(training)
+    assert (settings.hidden_dims, settings.critic_hidden_dims) == ((16, 16), (32, 16))
 
 
 def test_a_time_limit_truncates_and_has_the_observations_before_the_step_as_the_final_ones():
@@ -137,12 +140,12 @@ def test_a_bad_option_is_refused_in_one_line(option: str, message: str):
 def test_an_unknown_task_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="unknown mjlab task 'Mjlab-Rial': did you mean 'Mjlab-Rail'"):
         registry.find("mjlab:Mjlab-Rial")
-    with pytest.raises(UserError, match="mjlab:nothing:Mjlab-Rail: the module nothing is not installed"):
+    with pytest.raises(UserError, match="mjlab:nothing:Mjlab-Rail: the module nothing cannot be imported: it was not"):
         registry.find("mjlab:nothing:Mjlab-Rail")
     for name in [name for name in sys.modules if name.split(".")[0] == "mjlab"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(INTERFACE)])
-    with pytest.raises(UserError, match="mjlab:Mjlab-Rail needs mjlab: install Paceline in an environment of mjlab"):
+    with pytest.raises(UserError, match="it was not found; install Paceline in an environment of mjlab"):
         registry.find("mjlab:Mjlab-Rail")
 
 
@@ -280,6 +283,9 @@ task = ["train", "mjlab:Mjlab-Rail", *few, "--run-dir", "run"]
 for argv in (task, ["export", "run", "--format", "torchscript", "--check"], ["eval", "run", "--episodes", "4"]):
     sys.argv = ["paceline", *argv]
     assert main() == 0, argv
+# A run with an env of RSL-RL depends on the number of ranks.
+sys.argv = ["paceline", "check", "mjlab:Mjlab-Rail"]
+assert main() == 1
 sys.argv = ["paceline", "train", "cartpole", *few]
 sys.exit(main())
 """
@@ -293,5 +299,6 @@ def test_learners_ranks_and_launch_need_no_mujoco(tmp_path: Path):
     assert done.returncode == 2, done.stderr
     message = "paceline: task 'cartpole' needs MuJoCo, which is not installed: pip install 'mujoco>=4'"
     assert done.stderr.strip() == message
+    assert "mjlab:Mjlab-Rail: 1 finding" in done.stdout
     assert (tmp_path / "run" / "policy.pt").exists()
     assert list((tmp_path / "run" / "eval").iterdir())

@@ -1,5 +1,5 @@
-"""Command lines of Isaac Lab's and mjlab's documentation. Only the program and the path of the script are replaced;
-what is appended makes the runs short. Here they run on the CPU."""
+"""Command lines of the documentation of Isaac Lab, mjlab and OSMO. Only the program and the path of the script are
+replaced; what is appended makes the runs short. Here they run on the CPU."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.distributed.namespaces import network
 from tests.distributed.ranks import free_port, paceline_on_ranks
@@ -172,3 +173,31 @@ def test_mjlabs_options_of_logs_on_two_ranks(
     check(tmp_path, "ppo", ranks=2, envs=16)
     found = {str(log.relative_to(tmp_path)) for log in tmp_path.rglob("rank_*.log")}
     assert found == ({f"{place}/rank_0.log", f"{place}/rank_1.log"} if place else set())
+
+
+@pytest.mark.parametrize(
+    ("line", "num_gpu"),
+    [
+        ("osmo workflow submit train_policy.yaml", 2),
+        ("osmo workflow submit train_policy.yaml --set num_gpu=4", 4),
+    ],
+)
+def test_osmos_lines_submit_a_master_and_a_worker_with_the_gpus_of_the_line(line: str, num_gpu: int, tmp_path: Path):
+    copied = paceline("launch", "--copy", "train_policy.yaml", cwd=tmp_path)
+    assert copied.returncode == 0, copied.stderr
+    argv = shlex.split(line.replace("osmo workflow submit", "launch"))
+    done = paceline(*argv, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    file, _, commands = done.stdout.partition("\n# training: master (lead)\n")
+    assert "\n# training: worker-1\n" in commands
+    rendered = yaml.safe_load(file)["workflow"]
+    assert rendered["resources"]["default"]["gpu"] == num_gpu
+    ((master, worker),) = (group["tasks"] for group in rendered["groups"])
+    for task, endpoint in ((master, "localhost:5555"), (worker, "{{host:master}}:5555")):
+        (script,) = (each["contents"].split() for each in task["files"])
+        options = {"--nnodes=2", f"--nproc-per-node={num_gpu}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"}
+        assert options <= set(script)
+    # The same line without --dry-run names what this machine lacks.
+    refused = paceline(*argv, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "this machine has" in refused.stderr

@@ -5,15 +5,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.check import check
 from paceline.env.guarded_task import run_guarded
+from paceline.env.randomization import Randomization
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import Task
+from paceline.env.task import CommandDisplay, EnvState, Task
 from paceline.tasks import registry
+from paceline.tasks.registry import TaskEntry
 from tests import forked
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
@@ -109,7 +112,27 @@ def test_the_hooks_of_the_page_work(site: Path, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(actual, env.env_state.qpos[:, 0])
 
 
-def test_the_page_lists_every_member_of_a_task():
+@pytest.mark.parametrize("kind", [Task, EnvState, Randomization, CommandDisplay, TaskEntry])
+def test_the_page_lists_every_member_of_the_types_of_a_task(kind: type):
     page = PAGE.read_text()
-    members = [name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")]
-    assert [name for name in members if f"`{name}(self" not in page and f"`{name}: " not in page] == []
+    members = [name for name in (*vars(kind), *kind.__annotations__) if not name.startswith("_")]
+    if kind is Randomization:
+        members.remove("fields")
+    assert [name for name in members if f"`{name}(" not in page and f"`{name}: " not in page] == []
+
+
+def test_discrete_actions_and_randomizations_work_as_on_the_page(site: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(site)
+    pendulum = registry.find("pendulum").task
+    discrete: dict[str, Any] = {}
+    randomized: dict[str, Any] = {"Randomization": Randomization}
+    for title, names in (("Discrete actions", discrete), ("Randomization", randomized)):
+        code = PAGE.read_text().partition(f"### {title}\n")[2].partition("```python\n")[2].partition("```")[0]
+        exec(code, vars(sys.modules[pendulum.__module__]) | names, names)
+    members = {name: discrete[name] for name in ("num_actions", "action_choices", "control")}
+    task: Any = type("Discrete", (pendulum,), members)()
+    env = RobotEnv(task, 3)
+    env.step(torch.tensor([[0], [1], [2]]))
+    assert env.sim.ctrl[:, 0].tolist() == [-1.0, 0.0, 1.0]
+    (friction, strength, pull) = randomized["randomized_fields"](None)
+    assert (friction.names, strength.fields[1], pull.every_seconds) == ("(left|right)_foot", "actuator_biasprm", 2.0)

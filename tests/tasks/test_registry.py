@@ -110,6 +110,7 @@ def test_every_name_of_another_library_is_a_task_that_states_its_difference(name
     assert alias
     assert alias.task in registry.names()
     assert alias.difference.endswith(".")
+    assert ("has the prefix mjlab:" in alias.difference) == name.startswith("Mjlab-")
     assert registry.is_name(name)
 
 

@@ -16,6 +16,7 @@ CHECKED_STEPS = 32
 """Number of steps that are checked at the start of a training."""
 # A later step may write to a tensor too, if an env uses several buffers in turn.
 _KEPT_STEPS = 3
+_STEPS_TO_LIMIT = 4
 _COUNTS = {"num_envs": 1, "first_env": 0, "num_actions": 1, "max_episode_steps": 1}
 """Minimum of the whole numbers of an env."""
 _METHODS = ("reset", "observe", "step", "prefetch_random", "faults", "state", "load_state")
@@ -222,6 +223,13 @@ def random_actions(env: VecEnv, steps: int, seed: int) -> Tensor:
         columns = [torch.randint(count, shape, generator=generator) for count in choices]
         return torch.stack(columns, dim=2).to(env.device)
     return torch.randn(*shape, env.num_actions, generator=generator).to(env.device)
+
+
+def approach_time_limit(env: VecEnv) -> None:
+    """Let every second env reach its time limit in a few steps."""
+    state = env.state()
+    state["episode_step"][1::2] = state["episode_step"][1::2].clamp(min=env.max_episode_steps - _STEPS_TO_LIMIT)
+    env.load_state(state)
 
 
 def _named_tensors(step: Step, groups: dict[str, TensorSpec]) -> dict[str, Tensor]:

@@ -1,21 +1,17 @@
 """A task whose functions are watched: host syncs, writes to the state and changing shapes become findings."""
 
 import copy
-import linecache
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.env.check_env import random_actions
+from paceline.env.check_env import approach_time_limit, random_actions
 from paceline.env.check_task import check_results
-from paceline.env.host_syncs import DetectHostWork, DetectSyncs
+from paceline.env.host_syncs import DetectHostWork, DetectSyncs, SyncFindings
 from paceline.env.robot_env import RobotEnv
 from paceline.env.task import EnvState, Task, overrides
 
@@ -35,10 +31,8 @@ HOOKS = {
 }
 """Functions of a step by name, with their signatures; those of `HOOKS` are optional."""
 _STATE = ("qpos", "qvel", "act", "time", "sensordata", "mocap_pos")
-_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, np))
 # A function whose result has another shape in every step would have one finding per step.
 _MOST_FINDINGS = 20
-_STEPS_TO_LIMIT = 4
 
 
 class Guard:
@@ -49,15 +43,14 @@ class Guard:
         self._kernels = kernels
         self.calls: Counter[str] = Counter()
         """Number of calls of each function."""
-        self._syncs: dict[str, str] = {}
+        self.report = SyncFindings()
         self._contract: dict[str, None] = {}
         self._results: dict[str, Any] = {}
-        self._active = ""
 
     @property
     def syncs(self) -> list[str]:
         """Operations that a CUDA graph cannot hold."""
-        return list(self._syncs.values())[:_MOST_FINDINGS]
+        return self.report.texts
 
     @property
     def contract(self) -> list[str]:
@@ -67,14 +60,14 @@ class Guard:
     def call(self, name: str, function: Any, state: EnvState, *arguments: Any) -> Any:
         """Call a function of the task and check what it does."""
         self.calls[name] += 1
-        signature, outer, before = (REQUIRED | HOOKS)[name], self._active, _versions(state)
-        self._active = signature
+        signature, outer, before = (REQUIRED | HOOKS)[name], self.report.caller, _versions(state)
+        self.report.caller = signature
         try:
             kernels = DetectSyncs(self.report) if self._kernels else nullcontext()
             with kernels, DetectHostWork(self.report):
                 result = function(state, *arguments)
         finally:
-            self._active = outer
+            self.report.caller = outer
         written = [name for name, version in _versions(state).items() if version != before[name]]
         if written:
             remedy = "the state is read-only: use operations that return new tensors"
@@ -84,12 +77,6 @@ class Guard:
             remedy = "names, shapes and dtypes must be the same in every step"
             self._contract[f"{signature} returns {kind}, but {_kind(first)} in the first step: {remedy}"] = None
         return result
-
-    def report(self, fault: str) -> None:
-        """Record an operation that a CUDA graph cannot hold, once per line of source code."""
-        place, line = _place()
-        source = f", `{line}`" if line else ""
-        self._syncs.setdefault(place, f"{self._active or 'the env'} in {place}{source}: {fault}")
 
 
 def guarded(task: Task, kernels: bool = True) -> tuple[Any, Guard]:
@@ -134,19 +121,23 @@ def run_guarded(task: Task, num_envs: int = 6, steps: int = 64, seed: int = 1) -
     its time limit."""
     watched, guard = guarded(task)
     env = RobotEnv(watched, num_envs, "mujoco", seed=seed)
+    approach_time_limit(env)
     state = env.state()
     state["sim/qpos"][0] = torch.nan
-    state["episode_step"][1::2] = max(0, env.max_episode_steps - _STEPS_TO_LIMIT)
     env.load_state(state)
-    taken = []
-    with DetectSyncs(guard.report):
-        for i, action in enumerate(random_actions(env, steps, seed).unbind()):
-            if i % 8 == 0:
-                env.prefetch_random(8)
-            taken.append(env.step(action))
-        first_obs = env.reset()
-    numbers = [first_obs, *({"reward": s.reward, "log": s.log} for s in taken)]
-    numbers += [obs for s in taken for obs in (s.obs, s.final_obs)]
+    taken, numbers = [], list[dict[str, Tensor]]()
+    try:
+        with DetectSyncs(guard.report):
+            for i, action in enumerate(random_actions(env, steps, seed).unbind()):
+                if i % 8 == 0:
+                    env.prefetch_random(8)
+                taken.append(env.step(action))
+            numbers.append(env.reset())
+    except Exception:
+        # A step cannot use results whose shapes change.
+        if not guard.contract:
+            raise
+    numbers += [obs for s in taken for obs in (s.obs, s.final_obs, {"reward": s.reward, "log": s.log})]
     is_finite = all(bool(tensor.isfinite().all()) for tensors in numbers for tensor in tensors.values())
     terminated, truncated = (sum(int(getattr(s, name).sum()) for s in taken) for name in ("terminated", "truncated"))
     return GuardedRun(guard, terminated, truncated, is_finite)
@@ -180,13 +171,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, tuple):
         return f"{type(value).__name__}({', '.join(map(_kind, value))})"
     return type(value).__name__
-
-
-def _place() -> tuple[str, str]:
-    """Return file and line of the innermost frame outside of libraries and the watching modules, and its source."""
-    frame = sys._getframe(1)
-    own = (__file__, sys.modules[DetectSyncs.__module__].__file__)
-    while frame.f_back and (frame.f_code.co_filename in own or frame.f_code.co_filename.startswith(_LIBRARIES)):
-        frame = frame.f_back
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()

@@ -1,8 +1,12 @@
 """Detect, on a CPU, operations that a CUDA graph cannot hold, so that a task without them can be captured on a GPU."""
 
+import linecache
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -11,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Report = Callable[[str], None]
 """Receives what is wrong with an operation and what to write in place of it."""
 
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, np))
+_MOST_FINDINGS = 20
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::copy")
 _TO_HOST = (Tensor.numpy, Tensor.tolist, Tensor.cpu, Tensor.__array__)
@@ -41,6 +47,33 @@ _VALUE_FAULT = (
 )
 _MASK_FAULT = "indexes by a mask: use torch.where or masked_fill"
 _SHAPE_FAULT = "has a result whose shape depends on values: keep one row per env and select by torch.where"
+
+
+class SyncFindings:
+    """Operations that a CUDA graph cannot hold, once per line of source code. It is a `Report`."""
+
+    def __init__(self) -> None:
+        self.caller = "the env"
+        """Function whose operations are reported."""
+        self._texts: dict[str, str] = {}
+
+    def __call__(self, fault: str) -> None:
+        place, line = _place()
+        source = f", `{line}`" if line else ""
+        self._texts.setdefault(place, f"{self.caller} in {place}{source}: {fault}")
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._texts.values())[:_MOST_FINDINGS]
+
+
+def _place() -> tuple[str, str]:
+    """Return file and line of the innermost frame outside of this module and of libraries, and its source."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith((__file__, *_LIBRARIES)):
+        frame = frame.f_back
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{Path(file).name}:{line}", linecache.getline(file, line).strip()
 
 
 class DetectSyncs(TorchDispatchMode):

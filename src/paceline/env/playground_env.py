@@ -148,7 +148,9 @@ def groups_of(obs: Any) -> dict[str, Any]:
     groups = obs if isinstance(obs, dict) else {"state": obs}
     others = [name for name in groups if name not in _GROUPS]
     if others:
-        raise UserError(f"its observations {', '.join(others)} are not supported: use --env.options vision=false")
+        raise UserError(
+            f"the observations {', '.join(others)} of the env are not supported: use --env.options vision=false"
+        )
     return {_GROUPS[name]: value for name, value in groups.items()}
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from paceline.errors import UserError
 from paceline.sim.simulation import Sim
 from paceline.tensors import graph, random
+from paceline.validation import Bounded, NonNegative, check
 
 INDEPENDENT_FIELDS = (
     *("geom_friction", "geom_solref", "geom_solimp", "geom_rgba"),
@@ -36,8 +37,8 @@ class Randomization:
     field: str
     """Name of the field in MuJoCo: body_mass, geom_friction, actuator_gainprm, cam_pos, light_dir, ..., or
     opt.gravity."""
-    low: float
-    high: float
+    low: Bounded
+    high: Bounded
     names: str = ".*"
     """Regular expression for the whole names of the bodies, geoms, joints, cameras or other objects. Gravity has no
     names."""
@@ -53,8 +54,18 @@ class Randomization:
     when: Literal["once", "reset"] = "reset"
     """Time of sampling: once per env, or in every episode. For fields from which MuJoCo derives constants (masses,
     inertias, armatures), every change costs a pass over all envs."""
-    every_seconds: float = 0.0
+    every_seconds: NonNegative = 0.0
     """Interval at which the field is sampled again within an episode, s; 0 for never."""
+
+    def __post_init__(self) -> None:
+        check(self, f"randomization of {self.field}: ")
+        if self.low > self.high:
+            raise UserError(f"randomization of {self.field}: from {self.low:g} to {self.high:g} is no range: swap them")
+        try:
+            re.compile(self.names)
+        except re.error as error:
+            text = f"names {self.names!r} is not a regular expression: {error}"
+            raise UserError(f"randomization of {self.field}: {text}") from None
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ class Alias(NamedTuple):
 
     task: str
     difference: str
-    """One sentence for the user that states how the task differs from that of the library."""
+    """Sentences for the user that state how the task differs from that of the library."""
     flags: tuple[str, ...] = ()
     """Options of `paceline train` that belong to the name."""
 
@@ -23,6 +23,7 @@ _REACH = (
     "The arm is of the UR5e's class, the goal has no orientation, an action changes the joint targets, and an episode "
     "has 3 s."
 )
+_MJLAB = "The task of mjlab itself has the prefix mjlab: (docs/mjlab_users.md)."
 _HAND = "The hand is the model of gymnasium-robotics"
 
 ALIASES = {
@@ -69,9 +70,10 @@ ALIASES = {
     "Isaac-Velocity-Flat-Unitree-Go1-v0": Alias("go1-velocity", _GO1),
     "Isaac-Velocity-Rough-Unitree-Go1-v0": Alias("go1-velocity-rough", _GO1_ROUGH),
     "Mjlab-Cartpole-Balance": Alias(
-        "cartpole", "Rewards, limits, observations and physics steps are those of Isaac-Cartpole-Direct-v0."
+        "cartpole",
+        f"Rewards, limits, observations and physics steps are those of Isaac-Cartpole-Direct-v0. {_MJLAB}",
     ),
-    "Mjlab-Velocity-Flat-Unitree-G1": Alias("g1-velocity", _G1),
-    "Mjlab-Velocity-Flat-Unitree-Go1": Alias("go1-velocity", _GO1),
-    "Mjlab-Velocity-Rough-Unitree-Go1": Alias("go1-velocity-rough", _GO1_ROUGH),
+    "Mjlab-Velocity-Flat-Unitree-G1": Alias("g1-velocity", f"{_G1} {_MJLAB}"),
+    "Mjlab-Velocity-Flat-Unitree-Go1": Alias("go1-velocity", f"{_GO1} {_MJLAB}"),
+    "Mjlab-Velocity-Rough-Unitree-Go1": Alias("go1-velocity-rough", f"{_GO1_ROUGH} {_MJLAB}"),
 }

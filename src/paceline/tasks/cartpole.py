@@ -50,11 +50,15 @@ class Cartpole(Task):
     def __post_init__(self) -> None:
         check_options(self)
 
-    def model(self) -> mujoco.MjModel:
+    def scene(self) -> mujoco.MjSpec:
+        """Return the model before it is compiled."""
         spec = load("cartpole")
         spec.option.timestep = 1.0 / self.physics_hz
         spec.actuators[0].gear[0] = self.max_force
-        return spec.compile()
+        return spec
+
+    def model(self) -> mujoco.MjModel:
+        return self.scene().compile()
 
     def control(self, state: EnvState) -> Tensor:
         return state.action.clamp(-1.0, 1.0)

@@ -9,7 +9,6 @@ from paceline.cameras.camera import Camera, add_cameras, look_at
 from paceline.env.policy_interface import ObservationPart
 from paceline.env.task import EnvState
 from paceline.env.training_settings import TrainingSettings
-from paceline.robots.scene import load
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.registry import TaskEntry
 
@@ -27,9 +26,7 @@ class CartpoleCamera(Cartpole):
     camera: Camera = _CAMERA
 
     def model(self) -> mujoco.MjModel:
-        spec = load("cartpole")
-        spec.option.timestep = 1.0 / self.physics_hz
-        spec.actuators[0].gear[0] = self.max_force
+        spec = self.scene()
         add_cameras(spec, self.cameras())
         return spec.compile()
 

@@ -4,22 +4,20 @@ import difflib
 import multiprocessing
 import os
 import signal
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from multiprocessing import resource_tracker, util
 from typing import Any, Literal, cast
 
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
 from paceline.env.training_settings import TrainingSettings
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError
 from paceline.process.interrupts import SIGNALS
+from paceline.tasks.other_library import import_library, import_registering, making, parse_options, reason
 from paceline.tasks.registry import EnvEntry
-from paceline.validation import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,9 @@ class Gymnasium:
 
     def keywords(self) -> dict[str, Any]:
         """Return `options` as keyword arguments."""
-        found = {}
-        for option in self.options:
-            key, equals, value = option.partition("=")
-            if not equals or not key.isidentifier():
-                raise UserError(f"--env.options {option}: give KEY=VALUE, for example max_episode_steps=500")
-            if key == "vector_kwargs":
-                raise UserError(f"--env.options {option}: use --env.vectorization and --env.autoreset")
-            try:
-                found[key] = parse_yaml(value)
-            except ValueError as error:
-                raise UserError(f"--env.options {option}: not a value: {error}") from None
+        found = parse_options(self.options, "max_episode_steps=500")
+        if "vector_kwargs" in found:
+            raise UserError("--env.options vector_kwargs: use --env.vectorization and --env.autoreset")
         return found
 
 
@@ -95,7 +85,7 @@ def _make(name: str, options: Gymnasium, num_envs: int, render_mode: str | None 
             keywords["vector_kwargs"] |= _process_arguments(spec)
     elif spec.vector_entry_point is None:
         raise UserError(f"--env.vectorization {mode}: {name} registers no vector environment; use sync or async")
-    try:
+    with making("Gymnasium", name, options.options):
         with _starting_processes(), _warning_once():
             envs = gymnasium.make_vec(spec, num_envs, vectorization_mode=mode, **keywords)
         if mode == "async":
@@ -104,34 +94,14 @@ def _make(name: str, options: Gymnasium, num_envs: int, render_mode: str | None 
             for pipe in cast("Any", envs).parent_pipes:
                 util.Finalize(None, pipe.close, exitpriority=0)
         return GymnasiumEnv(envs, **placed)
-    except UserError:
-        raise
-    except Exception as error:
-        # Environments raise their own errors for their arguments.
-        given = f" with {' '.join(options.options)}" if options.options else ""
-        raise UserError(f"Gymnasium cannot make {name}{given}: {_reason(error)}") from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return type, message and cause of an exception in one line. Without a message, the line of code that raised it is
-    named."""
-    text, places = one_line(error), traceback.extract_tb(error.__traceback__)
-    if not str(error) and places:
-        file, line, function, code = places[-1]
-        text = f"{code}, line {line} of {os.path.basename(file)}, in {function}"
-    reason, cause = f"{type(error).__name__}: {text}", error.__cause__
-    return f"{reason}; caused by {_reason(cause)}" if cause else reason
 
 
 def _spec(name: str) -> Any:
-    try:
-        import gymnasium
-    except ModuleNotFoundError:
-        raise UserError(f"gymnasium:{name} needs Gymnasium: pip install 'paceline[gymnasium]'") from None
+    gymnasium = import_library(f"gymnasium:{name}", "gymnasium", "pip install 'paceline[gymnasium]'")
     module, _, known = name.rpartition(":")
+    if module:
+        import_registering(f"gymnasium:{name}", module)
     try:
-        if module:
-            import_module(module)
         return gymnasium.spec(known)
     except gymnasium.error.Error as error:
         near = difflib.get_close_matches(known, gymnasium.registry, n=1)
@@ -139,15 +109,8 @@ def _spec(name: str) -> Any:
         raise UserError(
             f"Gymnasium has no environment {known!r}: {hint}gymnasium.pprint_registry() lists them; "
             "for another package use gymnasium:MODULE:ID, where importing MODULE registers the environment "
-            f"({_reason(error)})"
+            f"({reason(error)})"
         ) from None
-    except (Exception, SystemExit) as error:
-        # Modules raise their own errors, and some end the process.
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
-        hint = "; install it, or add its directory to PYTHONPATH: the current directory is not searched"
-        raise UserError(
-            f"gymnasium:{name}: the module {module} cannot be imported: {_reason(error)}{hint if missing else ''}"
-        ) from error
 
 
 def _process_arguments(spec: Any) -> dict[str, Any]:

@@ -11,11 +11,13 @@ import torch
 
 from paceline.env.rsl_rl_env import RslRlEnv
 from paceline.env.training_settings import TrainingSettings
-from paceline.errors import UserError, one_line, unknown
+from paceline.errors import UserError, unknown
+from paceline.tasks.other_library import import_library, import_registering, making, parse_options
 from paceline.tasks.registry import EnvEntry
-from paceline.validation import parse_yaml
 
 # mjlab and its MuJoCo are installed in an environment of their own, so they are imported inside the functions.
+
+_EXAMPLE = "episode_length_s=10"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class Mjlab:
     options: tuple[str, ...] = ()
     """KEY=VALUE settings of mjlab's env configuration, with values in YAML. A KEY is a path with dots, as after --env.
     of mjlab's train command, for example episode_length_s=10 or rewards.upright.weight=2."""
+
+    def __post_init__(self) -> None:
+        parse_options(self.options, _EXAMPLE)
 
 
 def entry(name: str) -> EnvEntry:
@@ -48,20 +53,12 @@ def _task_name(name: str) -> str:
 
 def _tasks(name: str) -> Any:
     """Return mjlab's registry of tasks, after it was filled. Raise UserError if it does not have the task."""
-    module = name.rpartition(":")[0]
-    try:
-        # These fill the registry; mjlab itself imports the packages that register under its entry points.
-        for each in ("mjlab.tasks", *filter(None, [module])):
-            import_module(each)
-        registry = import_module("mjlab.tasks.registry")
-    except ModuleNotFoundError as error:
-        if error.name == "mjlab":
-            raise UserError(
-                f"mjlab:{name} needs mjlab: install Paceline in an environment of mjlab, see docs/mjlab_users.md"
-            ) from None
-        raise UserError(f"mjlab:{name}: the module {error.name} is not installed") from error
-    except Exception as error:
-        raise UserError(f"mjlab:{name} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+    # These fill the registry; mjlab itself imports the packages that register under its entry points.
+    remedy = "install Paceline in an environment of mjlab, see docs/mjlab_users.md"
+    import_library(f"mjlab:{name}", "mjlab.tasks", remedy)
+    if module := name.rpartition(":")[0]:
+        import_registering(f"mjlab:{name}", module)
+    registry = import_module("mjlab.tasks.registry")
     if _task_name(name) not in registry.list_tasks():
         raise unknown("mjlab task", _task_name(name), registry.list_tasks())
     return registry
@@ -91,6 +88,7 @@ def _training(agent: Any) -> TrainingSettings:
         max_gradient_norm=algorithm.max_grad_norm,
         initial_std=noise.get("init_std", 1.0),
         normalize_observations=actor.obs_normalization,
+        overrides={"rsl_rl": {"critic_hidden_dims": tuple(agent.critic.hidden_dims)}},
     )
 
 
@@ -106,25 +104,14 @@ def _make(name: str, options: Mjlab, num_envs: int, device: torch.device, seed: 
     config.seed = int(np.random.SeedSequence((seed, first_env)).generate_state(1)[0] >> 2)
     backends.configure_torch_backends()
     groups = {"policy": agent.obs_groups["actor"], "critic": agent.obs_groups.get("critic", ())}
-    try:
+    with making("mjlab", task, options.options):
         env = envs.ManagerBasedRlEnv(config, device=str(device))
         return RslRlEnv(rl.RslRlVecEnvWrapper(env, agent.clip_actions), device, first_env, groups)
-    except UserError:
-        raise
-    except Exception as error:
-        given = f" with {' '.join(options.options)}" if options.options else ""
-        raise UserError(f"mjlab cannot make {task}{given}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def set_option(config: Any, option: str) -> None:
     """Set one value of a configuration of nested dataclasses and dicts from PATH=VALUE."""
-    path, equals, text = option.partition("=")
-    if not equals or not path:
-        raise UserError(f"--env.options {option}: give KEY=VALUE, for example episode_length_s=10")
-    try:
-        value = parse_yaml(text)
-    except ValueError as error:
-        raise UserError(f"--env.options {option}: not a value: {error}") from None
+    ((path, value),) = parse_options((option,), _EXAMPLE).items()
     *parents, last = path.split(".")
     for key in parents:
         config = _member(config, key, option)

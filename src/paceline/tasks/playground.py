@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from typing import Any
 
 from paceline.env.playground_env import PlaygroundEnv, PlaygroundProgram
 from paceline.env.training_settings import TrainingSettings
-from paceline.errors import UserError, one_line, unknown
+from paceline.errors import UserError, unknown
+from paceline.tasks.other_library import import_library, making, parse_options
 from paceline.tasks.registry import EnvEntry
-from paceline.validation import parse_yaml
 
 _IMPLEMENTATION = "impl"
 
@@ -27,15 +26,9 @@ class Playground:
 
     def overrides(self) -> dict[str, Any]:
         """Return `options` as overrides of the configuration."""
-        found = {}
-        for option in self.options:
-            key, equals, value = option.partition("=")
-            if not equals or not key or key == _IMPLEMENTATION:
-                raise UserError(f"--env.options {option}: give KEY=VALUE, for example episode_length=500")
-            try:
-                found[key] = parse_yaml(value)
-            except ValueError as error:
-                raise UserError(f"--env.options {option}: not a value: {error}") from None
+        found = parse_options(self.options, "episode_length=500")
+        if _IMPLEMENTATION in found:
+            raise UserError(f"--env.options {_IMPLEMENTATION}: leave it out, only the implementation jax is supported")
         return found
 
 
@@ -56,13 +49,9 @@ def entry(name: str) -> EnvEntry:
 
 
 def _make(name: str, options: Playground, **placed: Any) -> PlaygroundEnv:
-    try:
+    # Models of robots are downloaded from GitHub when they are first used.
+    with making("MuJoCo Playground", name, options.options):
         return PlaygroundEnv(_program(name, options), **placed)
-    except Exception as error:
-        # Models of robots are downloaded from GitHub when they are first used.
-        given = f" with {' '.join(options.options)}" if options.options else ""
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"MuJoCo Playground cannot make {name}{given}: {text}") from error
 
 
 @cache
@@ -76,13 +65,4 @@ def _program(name: str, options: Playground) -> PlaygroundProgram:
 
 
 def _registry(name: str) -> Any:
-    try:
-        return import_module("mujoco_playground").registry
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "mujoco_playground":
-            need = "pip install 'paceline[playground]'"
-            raise UserError(f"playground:{name} needs MuJoCo Playground: {need}") from None
-        raise UserError(f"playground:{name}: MuJoCo Playground cannot be imported: {one_line(error)}") from error
-    except Exception as error:
-        text = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"playground:{name}: MuJoCo Playground cannot be imported: {text}") from error
+    return import_library(f"playground:{name}", "mujoco_playground", "pip install 'paceline[playground]'").registry

@@ -75,5 +75,5 @@ class RslRlOnPolicyRunnerCfg:
         default_factory=lambda: {"actor": ("actor",), "critic": ("critic", "actor")}
     )
     actor: RslRlModelCfg = field(default_factory=lambda: RslRlModelCfg(distribution_cfg={"init_std": 0.5}))
-    critic: RslRlModelCfg = field(default_factory=RslRlModelCfg)
+    critic: RslRlModelCfg = field(default_factory=lambda: RslRlModelCfg(hidden_dims=(32, 16)))
     algorithm: RslRlPpoAlgorithmCfg = field(default_factory=RslRlPpoAlgorithmCfg)
