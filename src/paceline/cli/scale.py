@@ -20,7 +20,6 @@ from paceline.errors import UserError, unknown
 from paceline.experiments.grid import Grid
 from paceline.experiments.nodes import SHARING_ENGINES, Nodes
 from paceline.experiments.scaling import run
-from paceline.learners.settings import check_samples
 from paceline.run.config import option
 from paceline.run.directory import runs_of
 from paceline.tasks import registry

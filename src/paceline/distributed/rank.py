@@ -1,6 +1,5 @@
 """The rank of this process and its device."""
 
-import os
 import socket
 from dataclasses import dataclass, field
 
