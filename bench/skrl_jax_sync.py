@@ -107,7 +107,8 @@ def join_by_jax(index: int, port: int) -> None:
 def compare(hidden: tuple[int, ...], group: Group, rounds: int, repeats: int) -> dict[str, Any]:
     import jax
 
-    from paceline.learners.skrl.jax_learner import GradientMean, make_networks
+    from paceline.learners.skrl.jax_learner import GradientMean
+    from paceline.learners.skrl.jax_networks import make_networks
     from paceline.learners.skrl.learner import spaces
     from paceline.learners.skrl.settings import SkrlSettings
 

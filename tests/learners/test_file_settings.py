@@ -247,11 +247,11 @@ def test_actions_are_clipped_in_the_env_and_in_the_policy(case: str, limit: floa
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 def test_a_standard_deviation_of_rsl_rl_may_be_constant_and_has_a_range(std_type: str):
-    for changes, expected in (({"learn_std": False}, 0.5), ({"learn_std": False, "std_range": (0.0, 0.25)}, 0.25)):
-        _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type, **changes)
-        metrics = [learner.learn() for _ in range(2)]
-        assert [each["policy/std"] for each in metrics] == pytest.approx([expected] * 2)
-    _, learner = make("rsl_rl", state_dependent_std=False, init_std=0.5, std_type=std_type)
+    common: dict[str, Any] = {"state_dependent_std": False, "init_std": 0.5, "std_type": std_type}
+    for maximum, expected in ((1.0, 0.5), (0.25, 0.25)):
+        _, learner = make("rsl_rl", learn_std=False, std_range=(0.0, maximum), **common)
+        assert [learner.learn()["policy/std"] for _ in range(2)] == pytest.approx([expected] * 2)
+    _, learner = make("rsl_rl", **common)
     assert learner.learn()["policy/std"] != pytest.approx(0.5, abs=1e-6)
 
 

@@ -1,30 +1,36 @@
 """skrl's PPO on JAX, on Paceline's envs and ranks. The distributed runtime of JAX is not used: ranks communicate
 through Paceline's process group."""
 
-import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
 from paceline.distributed.launcher import hidden_launcher
-from paceline.env.vec_env import TensorSpec, VecEnv
+from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder
-from paceline.learners.image_packing import ImagePacking
 from paceline.learners.networks import mlp_of
 from paceline.learners.optimizers import broadcast_parameters
 from paceline.learners.rollout import RolloutEnv
 from paceline.learners.settings import flag
+from paceline.learners.skrl.jax_networks import (
+    ACTIVATIONS,
+    CategoricalPolicy,
+    Policy,
+    Value,
+    make_networks,
+    random_key,
+)
 from paceline.learners.skrl.learner import (
     ObservationRows,
+    SharedMemory,
     SkrlLearner,
     UnscaledValues,
     agent_config,
@@ -37,21 +43,18 @@ from paceline.tensors.statistics import merge_, row_sums
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 with hidden_launcher():
-    import flax.linen
     import jax
     import jax.numpy as jnp
     import skrl
     from jax.flatten_util import ravel_pytree
     from skrl.agents.jax.ppo import PPO, PPO_CFG
     from skrl.memories.jax import RandomMemory
-    from skrl.models.jax import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
+    from skrl.models.jax import Model
     from skrl.resources.preprocessors.jax import RunningStandardScaler
     from skrl.resources.schedulers.jax import KLAdaptiveLR
 
 JaxDevice = Any
 """jax.Device, which type checkers do not accept as a class."""
-
-_ACTIVATIONS = {"elu": (jax.nn.elu, nn.ELU), "relu": (jax.nn.relu, nn.ReLU), "tanh": (jnp.tanh, nn.Tanh)}
 
 
 class SkrlJax(SkrlLearner):
@@ -101,8 +104,8 @@ class SkrlJax(SkrlLearner):
 class _Agent(PPO):
     """Learns from the samples of all ranks. skrl's own distributed training is off."""
 
-    policy: "_Policy | _CategoricalPolicy"
-    value: "_Value"
+    policy: Policy | CategoricalPolicy
+    value: Value
     memory: "_Memory"
 
     def __init__(
@@ -157,7 +160,7 @@ class _Agent(PPO):
         """Return a torch network that computes mean actions or logits from features and the normalized vector, and the
         encoder."""
         dense = [f"Dense_{index}" for index in range(len(self._config.layers) + 1)]
-        network = mlp_of(map(self._torch_layer, dense), _ACTIVATIONS[self._config.activations][1])
+        network = mlp_of(map(self._torch_layer, dense), ACTIVATIONS[self._config.activations][1])
         if self._encoder:
             layers = [layer for layer in self._encoder.layers if isinstance(layer, (nn.Conv2d, nn.Linear))]
             names = [*(f"Conv_{index}" for index in range(len(layers) - 1)), "features"]
@@ -188,131 +191,6 @@ class _Agent(PPO):
     def _value_scheduler(self, timestep: int, *, lr: float, kl: float) -> float:
         """Return the learning rate of the policy, which skrl schedules first."""
         return self.policy_learning_rate
-
-
-def make_networks(config: SkrlSettings, boxes: dict[str, Any], images: ImagePacking | None = None) -> dict[str, Model]:
-    """Return the policy and the value network, with weights sampled from torch's generator."""
-    kind = _CategoricalPolicy if isinstance(boxes["action_space"], Discrete) else _Policy
-    networks = {"policy": kind(config, images, **boxes), "value": _Value(config, images, **boxes)}
-    for network in networks.values():
-        network.init_state_dict(key=random_key())
-    return networks
-
-
-class _Policy(GaussianMixin, Model):
-    """MLP for the mean action, with noise that does not depend on the observations."""
-
-    config: SkrlSettings = SkrlSettings()
-    images: ImagePacking | None = None
-
-    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
-        self.config, self.images = config, images
-        Model.__init__(self, **boxes)
-        GaussianMixin.__init__(self)
-
-    def set_key(self, key: jax.Array) -> None:
-        """Set the key of the next random numbers."""
-        self._g_key, self._g_i = key, 0
-
-    @flax.linen.compact
-    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        x = _encoded(inputs["observations"], self.images, self.config)
-        mean = _mlp(x, self.config.layers, self.config.activations, self.num_actions, last_gain=0.01)
-        log_std = self.param("log_std", lambda _: jnp.full(self.num_actions, self.config.initial_log_std, jnp.float32))
-        return mean, {"log_std": jax.lax.stop_gradient(log_std) if self.config.fixed_log_std else log_std}
-
-
-class _CategoricalPolicy(CategoricalMixin, Model):
-    """MLP for the logits of discrete actions."""
-
-    config: SkrlSettings = SkrlSettings()
-    images: ImagePacking | None = None
-
-    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
-        self.config, self.images = config, images
-        Model.__init__(self, **boxes)
-        CategoricalMixin.__init__(self)
-
-    def set_key(self, key: jax.Array) -> None:
-        """Set the key of the next random numbers."""
-        self._c_key, self._c_i = key, 0
-
-    def act(self, *arguments: Any, **keywords: Any) -> tuple[jax.Array, dict[str, Any]]:
-        actions, outputs = super().act(*arguments, **keywords)
-        # skrl computes the entropy from this output, and sets it to NaN.
-        return actions, outputs | {"stddev": outputs["net_output"]}
-
-    @flax.linen.compact
-    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        x = _encoded(inputs["observations"], self.images, self.config)
-        return _mlp(x, self.config.layers, self.config.activations, self.num_actions, last_gain=0.01), {}
-
-
-class _Value(DeterministicMixin, Model):
-    config: SkrlSettings = SkrlSettings()
-    images: ImagePacking | None = None
-
-    def __init__(self, config: SkrlSettings, images: ImagePacking | None, **boxes: Any):
-        self.config, self.images = config, images
-        Model.__init__(self, **boxes)
-        DeterministicMixin.__init__(self)
-
-    @flax.linen.compact
-    def __call__(self, inputs: dict[str, Any], role: str) -> tuple[jax.Array, dict[str, Any]]:
-        states = inputs["states"]
-        x = _encoded(inputs["observations"], self.images, self.config) if states is None else states
-        layers = self.config.value_layers or self.config.layers
-        return _mlp(x, layers, self.config.activations, 1, last_gain=1.0), {}
-
-
-def _encoded(rows: jax.Array, images: ImagePacking | None, config: SkrlSettings) -> jax.Array:
-    """Compute the same as `ImageEncoder`: the features of the images, if there are any, and the vector of each row."""
-    if images is None:
-        return rows
-    init = jax.nn.initializers.orthogonal(math.sqrt(2.0))
-    vector, packed = jnp.split(rows, [rows.shape[1] - images.size], axis=1)
-    x = _scaled(packed.reshape(-1, *images.shape), images.specs.values())
-    layers = list(zip(config.image_channels, config.image_kernels, config.image_strides, strict=True))
-    for index, (channels, kernel, stride) in enumerate(layers, start=1):
-        x = flax.linen.Conv(channels, (kernel, kernel), stride, padding="VALID", kernel_init=init)(x)
-        if index < len(layers) or config.image_pooling == "flatten":
-            x = jax.nn.relu(x)
-    # Channels first, as in torch, to which the weights are converted.
-    x = x.transpose(0, 3, 1, 2)
-    x = _spatial_softmax(x) if config.image_pooling == "spatial_softmax" else x.reshape(len(x), -1)
-    features = jax.nn.relu(flax.linen.Dense(config.image_features, kernel_init=init, name="features")(x))
-    return jnp.concatenate((features, vector), axis=1)
-
-
-def _scaled(packed: jax.Array, specs: Iterable[TensorSpec]) -> jax.Array:
-    """Scale images [batch, height, width, channel] as `encoders.scaled` does."""
-    parts, start = [], 0
-    for spec in specs:
-        part = packed[..., start : start + spec.shape[0]]
-        start += spec.shape[0]
-        if spec.classes:
-            one_hot = jax.nn.one_hot(part.astype(jnp.int32), spec.classes)
-            parts.append(one_hot.reshape(*part.shape[:3], -1))
-        else:
-            scale = 255.0 if spec.dtype == torch.uint8 else spec.scale
-            parts.append(part.astype(jnp.float32) * (1.0 / scale) - 0.5)
-    return jnp.concatenate(parts, axis=-1)
-
-
-def _spatial_softmax(maps: jax.Array) -> jax.Array:
-    """Compute the same as `encoders.SpatialSoftmax`."""
-    *_, height, width = maps.shape
-    weights = jax.nn.softmax(maps, axis=(2, 3))
-    x, y = (jnp.linspace(-1.0, 1.0, size) for size in (width, height))
-    return jnp.concatenate(((weights.sum(2) * x).sum(-1), (weights.sum(3) * y).sum(-1)), axis=1)
-
-
-def _mlp(x: jax.Array, layers: tuple[int, ...], activation: str, outputs: int, last_gain: float) -> jax.Array:
-    """Compute a multi-layer perceptron with orthogonal weights. `last_gain` scales those of the output layer."""
-    for width in layers:
-        dense = flax.linen.Dense(width, kernel_init=jax.nn.initializers.orthogonal(math.sqrt(2.0)))
-        x = _ACTIVATIONS[activation][0](dense(x))
-    return flax.linen.Dense(outputs, kernel_init=jax.nn.initializers.orthogonal(last_gain))(x)
 
 
 class GradientMean:
@@ -377,18 +255,9 @@ class _Scaler(RunningStandardScaler):
         )
 
 
-class _Memory(RandomMemory):
-    """Replaces the advantages by those that are standardized over all ranks."""
-
-    values: UnscaledValues
-    observation_dtype: Any
-
-    def create_tensor(self, name: str, *, dtype: Any = None, **options: Any) -> bool:
-        return super().create_tensor(name, dtype=self.observation_dtype if name == "observations" else dtype, **options)
-
-    def set_tensor_by_name(self, name: str, tensor: jax.Array) -> None:
-        tensor = to_jax(self.values.take_advantages(), self.device) if name == "advantages" else tensor
-        super().set_tensor_by_name(name, tensor)
+class _Memory(SharedMemory, RandomMemory):
+    def from_torch(self, tensor: Tensor) -> jax.Array:
+        return to_jax(tensor, self.device)
 
 
 class SavedArrays:
@@ -421,11 +290,6 @@ def to_jax(tensor: Tensor, device: JaxDevice) -> jax.Array:
     int8. The memory must not be changed afterwards. The inverse is `torch.from_dlpack`."""
     tensor = (tensor.to(torch.int8) if tensor.dtype == torch.bool else tensor).contiguous()
     return jax.dlpack.from_dlpack(tensor.cpu() if device.platform == "cpu" else tensor)
-
-
-def random_key() -> jax.Array:
-    """Return a key sampled from torch's generator."""
-    return jnp.array(torch.randint(2**32, (2,)).numpy(), dtype=jnp.uint32)
 
 
 def flat(tree: Any) -> dict[str, Tensor]:

@@ -130,6 +130,25 @@ class UnscaledValues:
         return standardize(advantages, self._group.sum_(row_sums(advantages)), self._correction)
 
 
+class SharedMemory:
+    """Part of a memory of skrl, on torch or JAX, whose advantages are standardized over all ranks."""
+
+    values: UnscaledValues
+    observation_dtype: Any
+
+    def create_tensor(self, name: str, *, dtype: Any = None, **options: Any) -> bool:
+        dtype = self.observation_dtype if name == "observations" else dtype
+        return super().create_tensor(name, dtype=dtype, **options)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def set_tensor_by_name(self, name: str, tensor: Any) -> None:
+        tensor = self.from_torch(self.values.take_advantages()) if name == "advantages" else tensor
+        super().set_tensor_by_name(name, tensor)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def from_torch(self, tensor: Tensor) -> Any:
+        """Convert a tensor to an array of the framework."""
+        return tensor
+
+
 class SkrlLearner(Learner):
     """Learner whose actor uses the observation group "policy" and all images. The critic uses the group "critic" if the
     env has one, and the groups of the actor otherwise."""

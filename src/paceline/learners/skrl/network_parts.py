@@ -1,6 +1,7 @@
 """Networks of several parts, as skrl's configuration files describe them. The files are data: nothing is executed."""
 
 import ast
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ from paceline.errors import UserError, unknown
 from paceline.validation import LayerWidth, RecurrentLayers, check_value, parse_yaml, shown
 
 ACTIVATIONS = ("elu", "leaky_relu", "relu", "selu", "sigmoid", "softplus", "softsign", "tanh")
-_FUNCTIONS = ("concatenate", "permute", "one_hot_encoding")
-_OBSERVATIONS = ("OBSERVATIONS", "STATES")
-_FLATTEN = "flatten"
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,12 @@ def _parse_part(part: dict[str, Any], names: set[str]) -> Part:
             raise UserError(f"part {name!r} of a network: {unknown('key', str(key), keys)}")
     try:
         expression = ast.parse(str(part.get("input", "OBSERVATIONS")), mode="eval").body
+        evaluate(expression, lambda _: 0, dict.fromkeys(names, 0), sum)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise _bad_input(name, part) from None
-    _check_input(expression, names, name, part)
+        raise UserError(
+            f"part {name!r} of a network has the input {shown(part.get('input'))}: an input consists of OBSERVATIONS, "
+            "OBSERVATIONS[...], earlier parts, +, -, * and the functions concatenate, permute, one_hot_encoding"
+        ) from None
     if "type" in part:
         return Part(name, expression, (), (), _parse_recurrent(part, name))
     layers = tuple(_parse_layer(layer, name) for layer in part.get("layers") or ())
@@ -126,61 +132,32 @@ def _parse_layer(layer: Any, name: str) -> int | Convolution | None:
     )
 
 
-def _bad_input(name: str, part: dict[str, Any]) -> UserError:
-    return UserError(
-        f"part {name!r} of a network has the input {shown(part.get('input'))}: an input consists of OBSERVATIONS, "
-        f"OBSERVATIONS[...], earlier parts, +, -, * and the functions {', '.join(_FUNCTIONS)}"
-    )
-
-
-def _check_input(node: ast.expr, names: set[str], name: str, part: dict[str, Any]) -> None:
-    """Raise UserError unless `evaluate` can evaluate the expression."""
-    match node:
-        case ast.Name(id=known) if known in names or known in _OBSERVATIONS:
-            return
-        case ast.Subscript(value=ast.Name(id=known), slice=ast.Constant(value=str() | int())) if known in _OBSERVATIONS:
-            return
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult(), right=right):
-            for side in (left, right):
-                _check_input(side, names, name, part)
-        case ast.Call(func=ast.Name(id="concatenate"), args=[ast.List(elts=items)], keywords=[]) if items:
-            for item in items:
-                _check_input(item, names, name, part)
-        case ast.Call(func=ast.Name(id="permute"), args=[image, ast.Tuple() as order], keywords=[]) if (
-            ast.unparse(order) == "(0, 3, 1, 2)"
-        ):
-            _check_input(image, names, name, part)
-        case ast.Call(func=ast.Name(id="one_hot_encoding"), args=[ast.Name(), observations], keywords=[]):
-            _check_input(observations, names, name, part)
-        case _:
-            raise _bad_input(name, part)
-
-
-def evaluate(node: Any, observe: Callable[[str | int | None], Any], parts: Mapping[str, Any], concatenate: Any) -> Any:
+def evaluate(node: ast.AST, observe: Callable[[str | int | None], Any], parts: Mapping[str, Any], cat: Any) -> Any:
     """Return the value of the input of a part. `observe` returns an observation group by its name or its index, or all
-    observations. Images have their channels first, and discrete observations are encoded by the env, so permute and
-    one_hot_encoding change nothing."""
+    observations, and `cat` concatenates a list. Images have their channels first, and discrete observations are encoded
+    by the env, so permute and one_hot_encoding change nothing. Raise ValueError for any other expression."""
 
-    def value(node: Any) -> Any:
+    def value(node: ast.AST) -> Any:
         match node:
-            case ast.Name(id=name):
-                return parts[name] if name in parts else observe(None)
-            case ast.Subscript(slice=ast.Constant(value=str() | int() as index)):
+            case ast.Name(id=name) if name in parts:
+                return parts[name]
+            case ast.Name(id="OBSERVATIONS" | "STATES"):
+                return observe(None)
+            case ast.Subscript(
+                value=ast.Name(id="OBSERVATIONS" | "STATES"), slice=ast.Constant(value=str() | int() as index)
+            ):
                 return observe(index)
-            case ast.BinOp(left=left, op=operation, right=right):
-                one, other = value(left), value(right)
-                match operation:
-                    case ast.Add():
-                        return one + other
-                    case ast.Sub():
-                        return one - other
-                    case _:
-                        return one * other
-            case ast.Call(func=ast.Name(id="concatenate"), args=[ast.List(elts=items)]):
-                return concatenate([value(item) for item in items])
-            case ast.Call(func=ast.Name(id="permute"), args=[image, _]):
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+            case ast.Call(func=ast.Name(id="concatenate"), args=[ast.List(elts=[_, *_] as items)], keywords=[]):
+                return cat([value(item) for item in items])
+            case ast.Call(func=ast.Name(id="permute"), args=[image, ast.Tuple() as order], keywords=[]) if (
+                ast.unparse(order) == "(0, 3, 1, 2)"
+            ):
                 return value(image)
+            case ast.Call(func=ast.Name(id="one_hot_encoding"), args=[ast.Name(), observations], keywords=[]):
+                return value(observations)
             case _:
-                return value(node.args[1])
+                raise ValueError(ast.unparse(node))
 
     return value(node)

@@ -17,6 +17,7 @@ from paceline.learners.recurrent import RecurrentNetwork
 from paceline.learners.rollout import RolloutEnv
 from paceline.learners.skrl.learner import (
     ObservationRows,
+    SharedMemory,
     SkrlLearner,
     UnscaledValues,
     agent_config,
@@ -129,19 +130,9 @@ class _Agent(PPO):
         return network, policy.parts_encoder(self.checkpoint_modules) if policy.parts else policy.encoder
 
 
-class _Memory(RandomMemory):
-    """Replaces the advantages by those that are standardized over all ranks."""
-
-    values: UnscaledValues
-    observation_dtype: torch.dtype
+class _Memory(SharedMemory, RandomMemory):
     sequences: Sequences | None = None
     """Sequences of a rollout, if a network is recurrent."""
-
-    def create_tensor(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> bool:
-        return super().create_tensor(name, dtype=self.observation_dtype if name == "observations" else dtype, **options)
-
-    def set_tensor_by_name(self, name: str, tensor: Tensor) -> None:
-        super().set_tensor_by_name(name, self.values.take_advantages() if name == "advantages" else tensor)
 
     def sample(self, names: list[str], *, batch_size: int, mini_batches: int = 1, sequence_length: int = 1) -> Any:
         if self.sequences:
