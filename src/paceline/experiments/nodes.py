@@ -28,7 +28,7 @@ class Nodes:
     """Further values of the workflow file, each NAME=VALUE."""
 
     def check(self, ranks: int) -> None:
-        """Raise UserError if a cell with so many ranks cannot run on these nodes."""
+        """Raise UserError if a cell with this number of ranks cannot run on these nodes."""
         load_engine(self.engine)
         if self.engine in _UNSHARED:
             usable = ", ".join(name for name in ENGINES if name not in _UNSHARED)

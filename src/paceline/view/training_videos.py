@@ -61,7 +61,7 @@ class TrainingVideos:
 
 
 class _Recording:
-    """A process of `paceline play` with the current policy, which is a run of its own in a temporary directory."""
+    """A process of `paceline play` with the current policy, which is a separate run in a temporary directory."""
 
     def __init__(self, session: Session):
         self.iteration = session.learner.iteration

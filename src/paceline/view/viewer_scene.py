@@ -63,7 +63,7 @@ class RobotScene:
         self._data, self._arrows_of = mujoco.MjData(model), VelocityArrows(model)
         self._base = _base(model)
         self.can_follow = self._base > 0
-        """Whether the robot can leave its place, so that the view has to follow it."""
+        """True if the robot can leave its place, so that the view has to follow it."""
         bounds = _bounds(model)
         self._center, self._size = bounds.mean(0), np.ptp(bounds, axis=0)
         shares_world = bool((model.geom_bodyid[model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD] == 0).any())
