@@ -14,7 +14,6 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.distributed.launcher import hidden_launcher
 from paceline.env.vec_env import TensorSpec, VecEnv
 from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder
@@ -29,6 +28,7 @@ from paceline.learners.skrl.learner import (
     UnscaledValues,
     agent_config,
     make_encoder,
+    without_launcher,
 )
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.tensors.statistics import merge_, row_sums
@@ -36,7 +36,7 @@ from paceline.tensors.statistics import merge_, row_sums
 # Read when JAX starts. By default it allocates most of the GPU memory, which torch and Warp need as well.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-with hidden_launcher():
+with without_launcher():
     import flax.linen
     import jax
     import jax.numpy as jnp

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
+from paceline.distributed.launcher import without_launcher as without_launcher  # the learners import it from here
 from paceline.env.vec_env import ActionSpec, Step, VecEnv
 from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import ImageEncoder, images_of

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
-from paceline.distributed.launcher import hidden_launcher
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import Encoder
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
@@ -19,12 +18,13 @@ from paceline.learners.skrl.learner import (
     SkrlLearner,
     UnscaledValues,
     agent_config,
+    without_launcher,
 )
 from paceline.learners.skrl.settings import SkrlSettings
 from paceline.learners.skrl.torch_networks import PolicyNetwork, make_networks
 from paceline.tensors.statistics import merge_, row_sums
 
-with hidden_launcher():
+with without_launcher():
     from skrl.agents.torch.ppo import PPO, PPO_CFG
     from skrl.memories.torch import RandomMemory
     from skrl.resources.preprocessors.torch import RunningStandardScaler
