@@ -27,7 +27,7 @@ RATE = "training rate: "
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", type=Path, nargs=2, metavar=("OLD", "NEW"))
+    parser.add_argument("checkouts", type=Path, nargs=2, metavar="CHECKOUT", help="directories OLD and NEW")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--robots", nargs="*", default=ROBOTS, choices=ROBOTS)
     parser.add_argument("--learners", nargs="*", default=LEARNERS, choices=LEARNERS)

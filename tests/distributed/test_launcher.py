@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.distributed.launcher import hidden_launcher, under_launcher, without_launcher
+from paceline.distributed.launcher import under_launcher, variables_without_launcher, without_launcher
 
 
 def test_no_other_module_reads_the_rank():
@@ -27,11 +27,13 @@ def test_a_hidden_launcher_is_restored(monkeypatch: pytest.MonkeyPatch):
     for name, value in names.items():
         monkeypatch.setenv(name, value)
     before = dict(os.environ)
-    with hidden_launcher():
+    with without_launcher():
         assert not under_launcher()
         assert dict(os.environ) == {name: value for name, value in before.items() if name not in names}
     assert dict(os.environ) == before
 
 
 def test_variables_for_a_process_that_is_no_rank():
-    assert without_launcher({"RANK": "0", "MASTER_PORT": "1", "JAX_RANK": "0", "PATH": "/bin"}) == {"PATH": "/bin"}
+    assert variables_without_launcher({"RANK": "0", "MASTER_PORT": "1", "JAX_RANK": "0", "PATH": "/bin"}) == {
+        "PATH": "/bin"
+    }

@@ -29,9 +29,9 @@ from paceline.validation import Count, check
 _OVERVIEW = """Compare training on several numbers of ranks.
 
   paceline scale horizontal TASK --ranks 1 2 4 8 --num-envs 512
-      Train with the same number of envs on every rank.
+      The same number of envs on every rank.
   paceline scale vertical TASK --ranks 1 2 4 --total-envs 2048
-      Train with the same number of envs in total.
+      The same number of envs in total.
   paceline scale forecast RUN --to 1024
       Forecast the throughput of a run with more ranks.
 

@@ -40,7 +40,7 @@ def adopt_jax_launcher() -> None:
     os.environ.update({name: os.environ[jax_name] for name, jax_name in _JAX_VARIABLES.items()})
 
 
-def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+def variables_without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables without those of a launcher."""
     names = {*_VARIABLES, *_JAX_VARIABLES.values()}
     return {
@@ -49,10 +49,10 @@ def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def hidden_launcher() -> Iterator[None]:
+def without_launcher() -> Iterator[None]:
     """Hide the launcher inside the context, for libraries that would initialize distributed training: skrl does so when
     it is imported, with nccl only."""
-    own = without_launcher(os.environ)
+    own = variables_without_launcher(os.environ)
     found = {name: os.environ.pop(name) for name in set(os.environ) - set(own)}
     try:
         yield

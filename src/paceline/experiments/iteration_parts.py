@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from paceline.distributed.launcher import without_launcher
+from paceline.distributed.launcher import variables_without_launcher
 from paceline.errors import UserError, one_line
 from paceline.experiments.run_data import RunData, read_run
 from paceline.process.parent import die_with
@@ -179,7 +179,7 @@ def _train_apart(config: TrainConfig, cores: int, **rank: Any) -> RunData:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=without_launcher(os.environ) | {name: str(value) for name, value in rank.items()},
+                env=variables_without_launcher(os.environ) | {name: str(value) for name, value in rank.items()},
                 preexec_fn=partial(_prepare, os.getpid(), cores),
             )
             try:

@@ -29,7 +29,7 @@ class Nodes:
     """Further values of the workflow file, each NAME=VALUE."""
 
     def check(self, ranks: int) -> None:
-        """Raise UserError if a cell with so many ranks cannot run on these nodes."""
+        """Raise UserError if a cell with this number of ranks cannot run on these nodes."""
         load_engine(self.engine)
         if self.engine not in SHARING_ENGINES:
             raise UserError(

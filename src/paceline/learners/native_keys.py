@@ -60,9 +60,9 @@ class Only:
     values: Sequence[Any]
     remedy: str = ""
     algorithm: bool = False
-    """As for `Setting`."""
+    """See `Setting`."""
     ignored_if: Mapping[str, Any] = field(default_factory=dict)
-    """As for `Setting`."""
+    """See `Setting`."""
 
 
 @dataclass(frozen=True)

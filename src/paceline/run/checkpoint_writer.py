@@ -30,7 +30,7 @@ class CheckpointWriter:
         self._directory, self._keep, self._group, self._warn = directory, keep, group, warn
         self._pending: Background[None] | None = None
         self._in_shards: bool | None = None
-        """Whether ranks write shards; None before the first checkpoint."""
+        """True if ranks write shards; None before the first checkpoint."""
 
     def save(self, iteration: int, state: dict[str, Any], best: bool) -> None:
         """Begin to write a checkpoint, see `checkpoint.save`. All ranks must call this, each with the state of its

@@ -32,7 +32,7 @@ class Worker:
         """Set once the directory of the run is held."""
         self.session: Session | None = None
         self.mirror: Mirror | None = None
-        """On the main rank, if the run has a mirror."""
+        """Mirror of the run, on the main rank only."""
 
     def end(self, error: Exception, group: Group) -> Exception:
         """Record that an error ends this rank, and end all ranks. Return the exception of the failure that was reported

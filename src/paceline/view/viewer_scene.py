@@ -55,7 +55,7 @@ class RobotScene:
         self._data, self._arrows_of = mujoco.MjData(model), VelocityArrows(model)
         self._base = base_body(model)
         self.can_follow = self._base > 0
-        """Whether the robot can leave its place, so that the view has to follow it."""
+        """True if the robot can leave its place, so that the view has to follow it."""
         extent = bounds(model)
         self._center, self._size = extent.mean(0), np.ptp(extent, axis=0)
         shares_world = bool((model.geom_bodyid[model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD] == 0).any())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.distributed.group import Group
-from paceline.distributed.launcher import hidden_launcher
+from paceline.distributed.launcher import without_launcher
 from paceline.env.vec_env import VecEnv
 from paceline.errors import UserError
 from paceline.learners.encoders import ImageEncoder
@@ -42,7 +42,7 @@ from paceline.tensors.statistics import merge_, row_sums
 # Read when JAX starts. By default it allocates most of the GPU memory, which torch and Warp need as well.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-with hidden_launcher():
+with without_launcher():
     import jax
     import jax.numpy as jnp
     import skrl

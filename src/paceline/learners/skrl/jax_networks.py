@@ -8,12 +8,12 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import nn
 
-from paceline.distributed.launcher import hidden_launcher
+from paceline.distributed.launcher import without_launcher
 from paceline.env.vec_env import TensorSpec
 from paceline.learners.image_packing import ImagePacking
 from paceline.learners.skrl.settings import SkrlSettings
 
-with hidden_launcher():
+with without_launcher():
     import flax.linen
     import jax
     import jax.numpy as jnp

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.distributed.group import Group
-from paceline.distributed.launcher import hidden_launcher
+from paceline.distributed.launcher import without_launcher
 from paceline.env.vec_env import VecEnv
 from paceline.learners.networks import Encoder, reset_state_
 from paceline.learners.optimizers import GradientHook, broadcast_parameters, set_learning_rate
@@ -27,7 +27,7 @@ from paceline.learners.skrl.settings import SkrlSettings
 from paceline.learners.skrl.torch_networks import PolicyNetwork, make_networks
 from paceline.tensors.statistics import merge_, row_sums
 
-with hidden_launcher():
+with without_launcher():
     from skrl.agents.torch.ppo import PPO, PPO_CFG
     from skrl.memories.torch import RandomMemory
     from skrl.resources.preprocessors.torch import RunningStandardScaler

@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from torch import Tensor, nn
 
-from paceline.distributed.launcher import hidden_launcher
+from paceline.distributed.launcher import without_launcher
 from paceline.errors import UserError
 from paceline.learners.encoders import num_channels, scaled
 from paceline.learners.networks import Encoder, mlp
@@ -16,7 +16,7 @@ from paceline.learners.skrl.network_parts import Convolution, evaluate, parse_pa
 from paceline.learners.skrl.recurrent import RecurrentLayer
 from paceline.learners.skrl.settings import SkrlSettings
 
-with hidden_launcher():
+with without_launcher():
     from skrl.models.torch import CategoricalMixin, DeterministicMixin, GaussianMixin, Model, MultiCategoricalMixin
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
