@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from paceline.distributed.rank import die_with_launcher, this_rank
 from paceline.errors import UserError
 from paceline.learners.settings import Settings
 from paceline.process.interrupts import STOP_NOTICE, Interrupts
+from paceline.process.stage import stage
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
@@ -68,8 +69,10 @@ def train(
     die_with_launcher()
     tune_torch(rank.device)
     worker = Worker(rank, config)
+    is_waiting = rank.is_main and rank.world_size > 1
     try:
-        group = Group(rank, config.timeout, worker.end_with_others)
+        with stage(console, f"Waiting for {rank.world_size} ranks") if is_waiting else nullcontext():
+            group = Group(rank, config.timeout, worker.end_with_others)
     except PeerLostError as error:
         raise TrainingFailedError(str(Failure(rank.index, rank.host, str(error)))) from error
 
