@@ -90,7 +90,7 @@ def _main() -> None:
     # A scheduler may send its signals to all processes of a run.
     interrupts.ignore()
     die_with(int(parent))
-    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    os.nice(LOWEST_PRIORITY)
     with os.fdopen(os.dup(1), "wb") as answers:
         # Only answers are written to the pipe, also if a library prints.
         os.dup2(2, 1)
