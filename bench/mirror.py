@@ -1,7 +1,8 @@
 """Training rate and CPU time with and without --mirror: to a local folder and to an S3 server on this host.
 
-The variants alternate in one run of this script, because the rate of a host changes with time. The S3 server stands for
-another host and therefore has the lowest priority.
+The variants alternate in one run of this script, because the rate of a host changes with time. A run during which other
+processes used more than 5 % of a core is repeated. The S3 server stands for another host and therefore has the lowest
+priority.
 
     python bench/mirror.py [--rounds 3] [--device cpu|0]
 """
@@ -14,8 +15,11 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -23,6 +27,7 @@ from paceline.run.metrics_file import read_metrics
 from tests.run.s3 import BUCKET, S3Server
 
 WARMUP_ITERATIONS = 5
+MOST_OTHER_LOAD, MOST_ATTEMPTS = 0.05, 100
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -43,7 +48,7 @@ def main() -> None:
             for index in range(arguments.rounds):
                 urls = {"none": None, "file": f"file://{folder}/mirror_{index}", "s3": f"s3://{BUCKET}/{index}"}
                 for name, url in urls.items():
-                    rate, seconds = _train(arguments, Path(folder) / f"{name}_{index}", url, server.environment)
+                    rate, seconds = _train_undisturbed(arguments, f"{folder}/{name}_{index}", url, server.environment)
                     rates[name].append(rate)
                     cpu_seconds[name].append(seconds)
                     print(name, f"{rate:,.0f} steps/s", f"{seconds:.1f} s CPU", flush=True)
@@ -62,6 +67,33 @@ def main() -> None:
     }
     (RESULTS / f"{arguments.name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(result["relative_rate"], result["additional_cpu_seconds"])
+
+
+def _train_undisturbed(
+    arguments: argparse.Namespace, run: str, url: str | None, environment: dict[str, str]
+) -> tuple[float, float]:
+    """Wait until the host is idle, and train until other processes have not disturbed a run."""
+    for attempt in range(MOST_ATTEMPTS):
+        while psutil.cpu_percent(interval=1.0) > 100 * MOST_OTHER_LOAD:
+            pass
+        suffix = f"_{attempt}"
+        began, busy, server = time.monotonic(), _busy_seconds(), _server_seconds()
+        rate, seconds = _train(arguments, Path(run + suffix), url and url + suffix, environment)
+        others = _busy_seconds() - busy - (_server_seconds() - server) - seconds
+        if others < MOST_OTHER_LOAD * (time.monotonic() - began):
+            return rate, seconds
+        print(f"other processes used {others:.1f} s of CPU time: repeated", flush=True)
+    sys.exit("The host is not idle.")
+
+
+def _busy_seconds() -> float:
+    """Return the CPU time that all processes of this host have used, s."""
+    return sum(psutil.cpu_times()[:3])  # user, nice, system
+
+
+def _server_seconds() -> float:
+    """Return the CPU time that the S3 server, the only child of this process between two runs, has used, s."""
+    return sum(child.cpu_times().user + child.cpu_times().system for child in psutil.Process().children())
 
 
 def _train(

@@ -1,6 +1,7 @@
 """Inputs, outputs and checkpoints of tasks on an S3 server, and credentials."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
     try:
         wait_for(lambda: checkpoints.read("first") == b"given")
         commands = [" ".join(each.cmdline()) for each in (*marked(tmp_path), psutil.Process(process.pid))]
+        runners = [each for each in marked(tmp_path) if "paceline.launch.task_runner" in each.cmdline()]
+        priorities = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in runners[0].threads()]
         secret_files = list(tmp_path.glob("jobs/test-1/train/secrets/*/*"))
         go.touch()
         output, _ = process.communicate(timeout=90)
@@ -70,6 +73,9 @@ def test_data_is_transferred_while_a_task_runs_and_credentials_are_written_nowhe
     assert log(tmp_path, "next") == "600\n"
     assert "nothing has no files, the directory of the input is empty" in log(tmp_path, "train")
     assert len(secret_files) == 1
+    # A thread looks for files, and threads of the library of S3 transfer them.
+    assert priorities.count(19) >= 2
+    assert min(priorities) == os.getpriority(os.PRIO_PROCESS, 0)
     written = [file.read_text() for file in tmp_path.rglob("*") if file.is_file()]
     assert len(written) > 8
     for secret in (SECRET, TOKEN):

@@ -75,6 +75,7 @@ class Mirror:
         """Upload what has changed and end the thread. Return the reason if the mirror is not complete. The time is
         limited from a stop request on."""
         if self._thread is None:
+            self._folder.close()
             return None
         self._ending.set()
         deadline = math.inf

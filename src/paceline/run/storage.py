@@ -22,6 +22,8 @@ from paceline.errors import UserError, one_line, unknown
 _PACKAGES = {"file": "", "s3": "'paceline[s3]'", "gs": "gcsfs", "az": "adlfs"}
 # The libraries below s3fs repeat requests too. Without this limit an outage is reported only after minutes.
 _OPTIONS = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}
+LOWEST_PRIORITY = 19
+"""Priority (nice value) of transfers that run beside training."""
 # Waiting times between the attempts of a transfer, s.
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)
 # Another attempt does not change the outcome of these errors.

@@ -15,9 +15,7 @@ from typing import Any, BinaryIO
 from paceline.errors import UserError
 from paceline.process import interrupts
 from paceline.process.parent import die_with
-from paceline.run.storage import Folder, StorageError, check_url
-
-_LOWEST_PRIORITY = 19
+from paceline.run.storage import LOWEST_PRIORITY, Folder, StorageError, check_url
 
 
 class FolderProcess:
@@ -92,7 +90,7 @@ def _main() -> None:
     # A scheduler may send its signals to all processes of a run.
     interrupts.ignore()
     die_with(int(parent))
-    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
+    os.nice(LOWEST_PRIORITY)
     with os.fdopen(os.dup(1), "wb") as answers:
         # Only answers are written to the pipe, also if a library prints.
         os.dup2(2, 1)

@@ -10,7 +10,8 @@ import psutil
 from paceline.errors import UserError
 from paceline.launch.spec import Group, Task, Workflow, size_bytes
 
-_NAMES = {"cpu": "CPUs", "gpu": "GPUs", "memory": "GiB of memory", "storage": "GiB of disk space"}
+_UNITS = (("CPUs", 1), ("GPUs", 1), ("GiB of memory", 2**30), ("GiB of disk space", 2**30))
+"""Name and size of the unit in which each amount is printed."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,8 @@ class Amounts:
         return self.cpu, self.gpu, self.memory, self.storage
 
     def __str__(self) -> str:
-        units = 1, 1, 2**30, 2**30
-        parts = zip(self.values(), units, _NAMES.values(), strict=True)
-        return ", ".join(f"{value / unit:.4g} {words}" for value, unit, words in parts if value)
+        parts = zip(self.values(), _UNITS, strict=True)
+        return ", ".join(f"{value / unit:.4g} {name}" for value, (name, unit) in parts if value)
 
     def fits(self, available: "Amounts") -> bool:
         # The sum of several amounts depends on their order.
@@ -47,7 +47,7 @@ def task_needs(task: Task, workflow: Workflow) -> Amounts:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs of this machine as values for CUDA_VISIBLE_DEVICES."""
-    # torch takes seconds to import and is needed only where the file asks for GPUs.
+    # torch takes seconds to import and is needed only if the workflow requests GPUs.
     from paceline.device.gpus import gpu_count
 
     count, visible = gpu_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -65,10 +65,9 @@ def available(storage_root: Path, gpus: list[str]) -> Amounts:
 def check_fits(group: Group, workflow: Workflow, have: Amounts) -> None:
     """Raise UserError if the tasks of a group together need more than this machine has."""
     need = sum((task_needs(task, workflow) for task in group.tasks), Amounts())
-    for (name, words), need_value, have_value in zip(_NAMES.items(), need.values(), have.values(), strict=True):
+    for (name, unit), need_value, have_value in zip(_UNITS, need.values(), have.values(), strict=True):
         if need_value > have_value:
-            unit = 2**30 if name in ("memory", "storage") else 1
             raise UserError(
-                f"the tasks of {group.name} need {need_value / unit:.4g} {words} at the same time, this machine has "
+                f"the tasks of {group.name} need {need_value / unit:.4g} {name} at the same time, this machine has "
                 f"{have_value / unit:.4g}; request less in resources, or add --oversubscribe"
             )
