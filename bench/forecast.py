@@ -23,7 +23,7 @@ from typing import Any
 import rates
 from rich.console import Console
 from rich.table import Table
-from slow_link import slow_link
+from slow_link import slow_link, start_ranks
 
 from paceline.experiments.run_data import read_run
 from tests.distributed.namespaces import Node, network
@@ -87,19 +87,7 @@ def forecast(nodes: tuple[Node, Node], run: Path) -> float:
 
 def on_nodes(nodes: tuple[Node, Node], argv: list[str], log: Path) -> None:
     """Run a command as two ranks, one on each node."""
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
-    # Each node has its own core, as hosts have.
-    processes = [
-        node.start(
-            *("taskset", "--cpu-list", str(index), sys.executable, "-m", "paceline", *argv),
-            output=log,
-            RANK=str(index),
-            LOCAL_RANK="0",
-            LOCAL_WORLD_SIZE="1",
-            **shared,
-        )
-        for index, node in enumerate(nodes)
-    ]
+    processes = start_ranks(nodes, argv, log)
     deadline = time.monotonic() + LONGEST_SECONDS
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline or any(process.poll() for process in processes):

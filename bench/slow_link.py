@@ -49,6 +49,18 @@ def slow_link(latency_ms: float) -> Iterator[tuple[Node, Node]]:
             yield first, second
 
 
+def start_ranks(nodes: tuple[Node, Node], argv: list[str], log: Path) -> list[subprocess.Popen[bytes]]:
+    """Start `paceline` with these arguments as two ranks, one on each node, and append their output to a file. Each
+    node has its own core, as hosts have."""
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+    shared |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    command = [sys.executable, "-m", "paceline", *argv]
+    return [
+        node.start("taskset", "--cpu-list", str(index), *command, output=log, RANK=str(index), **shared)
+        for index, node in enumerate(nodes)
+    ]
+
+
 def _replace_interface(node: Node) -> int:
     """Replace the interface of a node by a TUN device with the same address and return the device's descriptor."""
     descriptor, name = os.open("/dev/net/tun", os.O_RDWR), f"tun{uuid.uuid4().hex[:8]}"

@@ -20,7 +20,7 @@ from typing import Any
 import rates
 from rich.console import Console
 from rich.table import Table
-from slow_link import slow_link
+from slow_link import slow_link, start_ranks
 
 from paceline.run.metrics_file import read_metrics
 
@@ -66,14 +66,9 @@ def time_to_return(latency_ms: float, target: float, options: list[str]) -> dict
     """Train until the mean return reaches the target. Return the iterations and seconds up to there."""
     with tempfile.TemporaryDirectory() as folder, slow_link(latency_ms) as nodes:
         run, log = Path(folder) / "run", Path(folder) / "log"
-        argv = ["-m", "paceline", "train", "cartpole", "--distributed", "--gpu-ids", "none", "--run-dir", str(run)]
+        argv = ["train", "cartpole", "--distributed", "--gpu-ids", "none", "--run-dir", str(run)]
         argv += ["--max-iterations", str(MAX_ITERATIONS), "--checkpoint-every", str(MAX_ITERATIONS), *options]
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": nodes[0].address, "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
-        own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        processes = [
-            node.start(sys.executable, *argv, output=log, RANK=str(index), **shared, **own)
-            for index, node in enumerate(nodes)
-        ]
+        processes = start_ranks(nodes, argv, log)
         deadline, ended = time.monotonic() + LONGEST_SECONDS, False
         while time.monotonic() < deadline and not ended:
             ended = any(process.poll() is not None for process in processes)

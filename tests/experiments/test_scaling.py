@@ -77,7 +77,7 @@ def times(directory: Path) -> dict[str, int]:
 
 def test_ctrl_c_stops_the_runs_with_a_checkpoint(sessions: Sessions):
     assert sessions.interrupted.returncode == EXIT_CODE, sessions.interrupted.stderr
-    assert "The same command with the same --run-dir continues" in sessions.interrupted.stdout
+    assert "The same command with --run-dir grid continues" in sessions.interrupted.stdout
     last = sessions.results["ranks_2_seed_0"]
     assert (last["status"], 0 < last["iterations"] < ITERATIONS) == ("interrupted", True)
 

@@ -99,7 +99,7 @@ class _Runs:
                     self._end(cell, stop.requested)
                 time.sleep(_POLL_SECONDS)
             if stop.requested and not all(map(self._completed, cells)):
-                self._print("Interrupted. The same command with the same --run-dir continues.")
+                self._print(f"Interrupted. The same command with --run-dir {self._directory} continues.")
                 return True
         return False
 

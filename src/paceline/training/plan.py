@@ -131,9 +131,7 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
         raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
     for name in settings.fixed:
-        # Runs of earlier versions do not have all settings.
-        default = settings.__dataclass_fields__[name].default
-        then, now = _as_argument(trained_with.get(name, default)), _as_argument(getattr(settings, name))
+        then, now = _as_argument(trained_with[name]), _as_argument(getattr(settings, name))
         if then != now:
             raise UserError(
                 f"{flag(settings, name)} {now} with --resume: it is {then} in this run and "
@@ -150,7 +148,7 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
         saved=saved,
         iteration=iteration,
         total_envs=envs,
-        new_learning_rate=settings.learning_rate != trained_with.get("learning_rate"),
+        new_learning_rate=settings.learning_rate != trained_with["learning_rate"],
         changed_options=tuple(f"--{name}" for name in now if name.startswith("env.") and now[name] != then.get(name)),
     )
 
