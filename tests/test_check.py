@@ -330,7 +330,9 @@ def test_checks_that_cannot_run_say_so_in_json(registered: None, capsys: pytest.
 
 def test_the_command_takes_the_options_of_the_task(registered: None, capsys: pytest.CaptureFixture[str]):
     assert command(["walk", "--env.fault", "both", "--steps", "30", "--json"], Console()) == 1
+    capsys.readouterr()
     assert command(["Isaac-Cartpole-Direct-v0", "--steps", "9", "--env.max-force", "50"], Console()) == 0
+    assert capsys.readouterr().out.startswith("Isaac-Cartpole-Direct-v0 is the task cartpole. The cart and the pole")
     with pytest.raises(UserError, match=r"unknown option '--env.fult': did you mean '--env.fault'"):
         command(["walk", "--env.fult", "both"], Console())
     with pytest.raises(UserError, match="--num-envs 1 must be at least 2"):
