@@ -47,10 +47,14 @@ class WalkEnv:
         match self.fault:
             case "no group":
                 self.observation_spec = {"proprioception": TensorSpec((2,))}
+            case "a list of sizes":
+                self.observation_spec = {"policy": TensorSpec([2])}  # pyright: ignore[reportArgumentType]
             case "log names":
                 self.log_names = ("return", "length")
             case "no step time":
                 self.step_seconds = 0.0
+            case "one number of choices":
+                self.action_choices = 3
             case "other first env":
                 self.first_env = 3
             case "an exception":
@@ -147,10 +151,16 @@ ENV = EnvEntry(
     make=WalkEnv,
     training=TrainingSettings(horizon=8, minibatches=2, epochs=1, hidden_layers=(4,)),
 )
+NOTHING = replace(ENV, make=lambda options, **placed: None)
 MEMBERS, RESET, STEPS = "members of the env", "shapes and dtypes of reset()", "shapes and dtypes of step()"
 FAULTS = {
     "no group": (MEMBERS, "has 'proprioception': it needs the group 'policy' or an image"),
     "no step time": (MEMBERS, "step_seconds is 0.0: make it the simulated time of a step in seconds, above 0"),
+    "a list of sizes": (MEMBERS, "['policy'].shape is [2]: give a tuple of the sizes for one env, each at least 1"),
+    "one number of choices": (
+        MEMBERS,
+        "'action_choices' is 3, but must be a tuple of numbers of choices, each above 0",
+    ),
     "other first env": (MEMBERS, "first_env is 3, but `make` received 0: keep the argument"),
     "an exception": (MEMBERS, '`raise ValueError("no such file: walk.urdf")`: no such file: walk.urdf'),
     "log names": ("log names and sums", "the first two must be 'length' and 'return'"),
@@ -184,7 +194,7 @@ FAULTS = {
 
 @pytest.fixture
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = {"walk": "ENV", "faulty-task": "TASK"}
+    tasks = {"walk": "ENV", "nothing": "NOTHING", "faulty-task": "TASK"}
     installed(tmp_path, monkeypatch, **{name: f"tests.test_check:{entry}" for name, entry in tasks.items()})
 
 
@@ -200,6 +210,11 @@ def test_a_correct_env_has_no_findings(registered: None):
     assert states.pop("no host syncs") == "not run"
     assert set(states.values()) == {"ok"}
     assert {each.state for each in check("walk", {"fault": "capturable"}, num_envs=4, steps=30)} == {"ok"}
+
+
+def test_a_function_make_that_returns_nothing_is_found(registered: None):
+    found = findings(check("nothing"))
+    assert found[MEMBERS][0] == "it has no member 'num_envs': define it as VecEnv in paceline.env.vec_env does"
 
 
 def test_checks_after_a_fault_are_not_run(registered: None):
@@ -330,7 +345,9 @@ def test_checks_that_cannot_run_say_so_in_json(registered: None, capsys: pytest.
 
 def test_the_command_takes_the_options_of_the_task(registered: None, capsys: pytest.CaptureFixture[str]):
     assert command(["walk", "--env.fault", "both", "--steps", "30", "--json"], Console()) == 1
+    capsys.readouterr()
     assert command(["Isaac-Cartpole-Direct-v0", "--steps", "9", "--env.max-force", "50"], Console()) == 0
+    assert capsys.readouterr().out.startswith("Isaac-Cartpole-Direct-v0 is the task cartpole. The cart and the pole")
     with pytest.raises(UserError, match=r"unknown option '--env.fult': did you mean '--env.fault'"):
         command(["walk", "--env.fult", "both"], Console())
     with pytest.raises(UserError, match="--num-envs 1 must be at least 2"):

@@ -109,12 +109,12 @@ def check(
                 stack.callback(close)
             return env
 
-        env = None
+        made = list[VecEnv]()
         # An error of the task is raised when its env is made.
         with checks.run(_TASK if is_task else check_env.MEMBERS):
-            env = make(range(num_envs))
-        if env is not None and _check_members(checks, env, num_envs, steps, seed):
-            actions = random_actions(env, steps, seed)
+            made.append(make(range(num_envs)))
+        if made and _check_members(checks, made[0], num_envs, steps, seed):
+            env, actions = made[0], random_actions(made[0], steps, seed)
             if first := _check_results(checks, env, actions):
                 remedies = _TASK_REMEDIES if is_task else _ENV_REMEDIES
                 _compare_envs(checks, env, make, first, actions[:_COMPARED_STEPS], remedies)

@@ -42,7 +42,7 @@ class CheckArguments:
 
 
 def check(argv: list[str], console: Console) -> int:
-    arguments, task = _parse(argv)
+    arguments, task, notes = _parse(argv)
     check_ranges(arguments, "--")
     from paceline.check import check
 
@@ -52,6 +52,8 @@ def check(argv: list[str], console: Console) -> int:
     if arguments.json:
         print(json.dumps({"task": task, "ok": not found, "checks": [asdict(each) for each in checks]}, indent=2))
         return 1 if found else 0
+    for note in notes:
+        console.print(note, markup=False)
     for each in checks:
         console.print(_line(each))
     for name, text in found:
@@ -66,19 +68,19 @@ def _line(check: "Check") -> Text:
     return line + Text(f" ({check.note})" if check.note else "", style="dim")
 
 
-def _parse(argv: list[str]) -> tuple[Any, str]:
-    """Return the arguments, with the options of the task as `env`, and the name of the task."""
+def _parse(argv: list[str]) -> tuple[Any, str, tuple[str, ...]]:
+    """Return the arguments, with the options of the task as `env`, the name of the task, and what to print about it."""
     if not argv or argv[0].startswith("-"):
         parse_options(CheckArguments, argv, "check TASK")
         raise UserError("no task given: use paceline check TASK; `paceline tasks` lists the tasks")
     from paceline.cli.train_arguments import replace_alias
     from paceline.tasks import registry
 
-    task, rest, _ = replace_alias(argv[0], argv[1:])
+    task, rest, notes = replace_alias(argv[0], argv[1:])
     entry = registry.find(str(task))
     fields = [("env", entry.task, dataclasses.field(default=entry.task()))]
     kind = dataclasses.make_dataclass("Check", fields, bases=(CheckArguments,), frozen=True, kw_only=True)
     kind.__doc__ = (
         f"Check the task {task} against its contract, on the CPU.\n\n{entry.summary[:1].upper()}{entry.summary[1:]}."
     )
-    return parse_options(kind, rest, f"check {task}"), str(task)
+    return parse_options(kind, rest, f"check {task}"), str(task), notes

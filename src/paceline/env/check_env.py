@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.env.vec_env import Step, TensorSpec, VecEnv
+from paceline.env.vec_env import Step, TensorSpec, VecEnv, action_spec
 from paceline.errors import UserError
 from paceline.validation import LARGEST_COUNT, shown
 
@@ -70,6 +70,11 @@ def check_env_members(env: VecEnv) -> Iterator[Finding]:
         yield wrong(f"device is {shown(env.device)}: make it a torch.device, as `make` receives it")
     if not isinstance(getattr(env, "capturable", False), bool):
         yield wrong(f"capturable is {shown(env.capturable)}: make it True or False")
+    try:
+        if hasattr(env, "num_actions"):
+            action_spec(env)
+    except UserError as error:
+        yield wrong(str(error))
     yield from _check_spec(getattr(env, "observation_spec", {"policy": TensorSpec((1,))}))
     names = getattr(env, "log_names", ("length", "return"))
     if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
@@ -90,11 +95,9 @@ def _check_spec(specs: Any) -> Iterator[Finding]:
         )
         yield Finding(MEMBERS, text)
     for name, spec in specs.items():
-        if not all(type(size) is int and size > 0 for size in spec.shape):
-            text = (
-                f"observation_spec[{name!r}].shape is {shown(spec.shape)}: give the sizes for one env, each at least 1"
-            )
-            yield Finding(MEMBERS, text)
+        if not isinstance(spec.shape, tuple) or not all(type(size) is int and size > 0 for size in spec.shape):
+            text = f"observation_spec[{name!r}].shape is {shown(spec.shape)}: give a tuple of the sizes for one env"
+            yield Finding(MEMBERS, f"{text}, each at least 1")
 
 
 class EnvChecker:
