@@ -118,6 +118,7 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     tasks = paceline("tasks", cwd=tmp_path).stdout
     assert "balance a pole on a cart" in tasks
     assert re.search(r"^ cartpole +Isaac-Cartpole-Direct-v0 *$", tasks, re.MULTILINE)
+    assert max(map(len, tasks.splitlines())) <= 80
 
 
 def test_the_summary_of_a_resumed_run_is_about_all_sessions(tmp_path: Path, tiny_run: Path):
