@@ -34,8 +34,8 @@ BAD = {
     "no task": (["train"], ["no task given", "paceline tasks"]),
     "unknown task": (["train", "cartpol"], ["'cartpol'", "did you mean 'cartpole'"]),
     "unknown learner": (["train", "cartpole", "--learner", "ppp"], ["'ppp'", "choose from ppo"]),
-    "unknown engine": (["train", "cartpole", "--engine", "bullet"], ["'bullet'", "mujoco, warp"]),
-    "unknown logger": (["train", "cartpole", "--logger", "paper"], ["'paper'", "none, tensorboard"]),
+    "unknown engine": (["train", "cartpole", "--engine", "bullet"], ["--engine bullet", "mujoco, warp"]),
+    "unknown logger": (["train", "cartpole", "--logger", "paper"], ["--logger paper", "tensorboard, wandb"]),
     "unknown option": (["train", "cartpole", "--num-env", "4"], ["'--num-env'", "did you mean '--num-envs'"]),
     "unknown task option": (["train", "cartpole", "--env.gravity", "4"], ["'--env.gravity'", "train cartpole --help"]),
     "unexpected argument": (["train", "cartpole", "ant"], ["unexpected argument 'ant'", "train cartpole --help"]),
@@ -118,6 +118,7 @@ def test_train_then_resume_then_tasks(tmp_path: Path):
     tasks = paceline("tasks", cwd=tmp_path).stdout
     assert "balance a pole on a cart" in tasks
     assert re.search(r"^ cartpole +Isaac-Cartpole-Direct-v0 *$", tasks, re.MULTILINE)
+    assert max(map(len, tasks.splitlines())) <= 80
 
 
 def test_the_summary_of_a_resumed_run_is_about_all_sessions(tmp_path: Path, tiny_run: Path):

@@ -61,7 +61,7 @@ def config(lines: str) -> TrainConfig:
         ("settings: {horizon: 1000000000000}", "horizon 1000000000000 must be at most"),
         ("settings: {value_weight: .inf}", "value_weight inf must be a finite number"),
         ("settings: {clip_value: 1}", "clip_value 1 must be true or false"),
-        ("logger: [5]", "logger 5 must be a string"),
+        ("logger: [5]", "logger 5 must be 'tensorboard', 'wandb'"),
         ("logger: [none, tensorboard]", "none means no logger"),
         ("worker_log_dir: 5", "worker_log_dir 5 must be a string"),
         ("seed: 2001-99-99", "not valid YAML"),

@@ -15,12 +15,14 @@ from paceline.tensors import graph, random
 
 
 class ImageFormat(NamedTuple):
-    """Largest value of an image that is not made of bytes, the number of its classes, if it has classes, and the number
-    of images that are stacked along the channels."""
+    """Properties of the images of an observation group that its tensors do not show."""
 
     scale: float
+    """Largest value of an image of floats."""
     classes: int
+    """Number of classes; 0 for images of other streams."""
     frames: int
+    """Number of images that are stacked along the channels."""
 
 
 class Renderer(Protocol):

@@ -18,7 +18,7 @@ from paceline.cli.options import parse_options
 from paceline.cli.viewer_options import ViewerOptions, without_viewer_options
 from paceline.errors import UserError
 from paceline.process import interrupts
-from paceline.run.config import EnvCount, option
+from paceline.run.config import Engine, EnvCount, option
 from paceline.validation import Positive, check
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class DoctorArguments:
     """Number of envs per rank, from 1 to 2^24. The default depends on the task and on the device."""
     gpu_ids: Annotated[tuple[str, ...], option("ID|all|none")] = ()
     """GPU indices relative to CUDA_VISIBLE_DEVICES, as for `paceline train`."""
-    engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
+    engine: Engine = "auto"
     """Physics engine: auto, mujoco or warp."""
     run_dir: Annotated[Path | None, option("DIR")] = None
     """Directory that must be writable. The default is runs/."""

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Le
 from rich.console import Console
@@ -14,7 +14,7 @@ from tyro.conf import FlagCreatePairsOff
 from paceline.cli.commands import PolicyArguments
 from paceline.cli.options import parse_options
 from paceline.process import interrupts
-from paceline.run.config import option
+from paceline.run.config import Engine, option
 from paceline.validation import check
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class EvalArguments(PolicyArguments):
 
     episodes: Annotated[int, Ge(2), Le(2**24), option("N")] = 512
     """Number of episodes, from 2 to 2^24. It is rounded up to a multiple of the number of envs that run at once."""
-    engine: Literal["auto", "mujoco", "warp"] = "auto"
+    engine: Engine = "auto"
     """Physics engine: auto, mujoco (on the CPU) or warp (MuJoCo Warp, on the GPU if there is one)."""
     seed: Annotated[Annotated[int, Ge(0), Le(2**63 - 1)] | None, option("S")] = None
     """Seed of the episodes, from 0 to 2^63 - 1. The default is that of the run plus 1000003."""

@@ -1,18 +1,19 @@
 """Configuration of a run. It is frozen: run.yaml holds what ran."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from annotated_types import Ge, Gt, Interval, Le
 from pydantic_core import to_jsonable_python
 from tyro.conf import arg
 
-from paceline.errors import UserError, one_line, unknown
+from paceline.errors import UserError, one_line
 from paceline.validation import Count, check, from_dict, parse_yaml
 
 MOST_ENVS = 2**24
-LOGGERS = ("tensorboard", "wandb", "mlflow", "none")
+Engine = Literal["auto", "mujoco", "warp"]
+Logger = Literal["tensorboard", "wandb", "mlflow", "none"]
 EnvCount = Annotated[int, Ge(1), Le(MOST_ENVS)]
 
 
@@ -56,9 +57,9 @@ class RunOptions:
     own default."""
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)] = 0
     """Seed of all random numbers, from 0 to 2^63 - 1. On a CPU, the same seed gives bitwise identical runs."""
-    engine: Annotated[str, option("{auto,mujoco,warp}")] = "auto"
+    engine: Engine = "auto"
     """Physics engine: auto, mujoco (on CPUs) or warp (MuJoCo Warp, on GPUs). Leave it out for gymnasium:ID."""
-    logger: Annotated[tuple[str, ...], option("{tensorboard,wandb,mlflow,none}")] = ("tensorboard",)
+    logger: Annotated[tuple[Logger, ...], option(f"{{{','.join(get_args(Logger))}}}")] = ("tensorboard",)
     """Loggers of the training metrics: one or more of tensorboard, wandb and mlflow, or none. The file metrics.jsonl is
     always written."""
     image_every: Annotated[int, Ge(0), option("K")] = 50
@@ -111,9 +112,6 @@ class TrainConfig(RunOptions):
     def check(self) -> None:
         """Raise UserError for an invalid value. The options of the task and the settings of the learner are
         checked where these are known."""
-        for name in self.logger:
-            if name not in LOGGERS:
-                raise unknown("logger", name, LOGGERS)
         if "none" in self.logger and len(self.logger) > 1:
             raise UserError(f"--logger {' '.join(self.logger)}: none means no logger, so give it alone")
         check(self, "--")

@@ -1,6 +1,7 @@
 """The interface of both physics engines: many envs of one model as torch tensors."""
 
 from abc import ABC, abstractmethod
+from typing import get_args
 
 import mujoco
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from paceline.errors import UserError, unknown
+from paceline.run.config import Engine
 
-ENGINES = ("auto", "mujoco", "warp")
+ENGINES: tuple[str, ...] = get_args(Engine)
 # MuJoCo treats a state beyond this magnitude as invalid (mjMAXVAL).
 MAX_STATE_VALUE = 1e10
 STATE_FIELDS = (
