@@ -2,6 +2,7 @@
 resumes and runs on several ranks."""
 
 import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -265,6 +266,11 @@ def test_rl_games_scales_actions_from_one_to_the_limit():
     )
     plain.load_policy(learner.state())
     torch.testing.assert_close(actor(obs), 3.0 * plain.policy()(obs).clamp(-1.0, 1.0))
+
+
+def test_rl_games_starts_with_the_standard_deviation_of_the_file():
+    _, learner = make("rl_games", fixed_sigma=True, sigma_init_val=-1.5, learning_rate=1e-9, lr_schedule="none")
+    assert learner.learn()["policy/std"] == pytest.approx(math.exp(-1.5), rel=1e-4)
 
 
 def test_rl_games_clips_observations_in_training_and_in_the_policy():

@@ -492,6 +492,11 @@ def test_a_network_of_several_parts_becomes_one_setting(tmp_path: Path):
     assert yaml.safe_load(found["network"]) == parts
 
 
+def test_the_initial_standard_deviation_of_rl_games_is_read(tmp_path: Path):
+    text = changed(RL_GAMES, "params.network.space.continuous.sigma_init.val", -2)
+    assert vars(native("rl_games", write(tmp_path, text)).settings)["sigma_init_val"] == -2.0
+
+
 def test_population_based_training_must_be_disabled(tmp_path: Path):
     text = changed(RL_GAMES, "pbt", {"enabled": False, "num_policies": 8, "mutation": {"gamma": "mutate_discount"}})
     assert native("rl_games", write(tmp_path, text)).settings == native("rl_games", write(tmp_path, RL_GAMES)).settings

@@ -235,10 +235,40 @@ def test_a_crafted_file_is_rejected_in_one_line(content: object, tmp_path: Path)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_recurrent_policy_is_rejected_by_name(tmp_path: Path):
-    trained(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=4).save(str(tmp_path / "model.pt"))
-    with pytest.raises(UserError, match=r"model.pt holds a recurrent network \(rnn\.rnn\.weight_ih_l0\): only multi"):
-        load_external_policy(tmp_path / "model.pt", "elu", INPUTS, ACTIONS)
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(("rnn_type", "layers"), [("gru", 1), ("lstm", 2)])
+def test_a_recurrent_policy_acts_as_it_does_in_rsl_rl(rnn_type: str, layers: int, normalized: bool, tmp_path: Path):
+    rnn = {"class_name": "RNNModel", "rnn_type": rnn_type, "rnn_hidden_dim": 4, "rnn_num_layers": layers}
+    runner, file = trained(normalized=normalized, **rnn), tmp_path / "model.pt"
+    runner.save(str(file))
+    actor = runner.get_inference_policy()
+    actor.reset()
+    policy = load_external_policy(file, "elu", INPUTS, ACTIONS).policy
+    generator, state = torch.Generator().manual_seed(1), policy.initial_state(7)
+    obs = observations(7, generator)
+    found, expected = list[Tensor](), list[Tensor]()
+    for _ in range(5):
+        obs = observations(7, generator)
+        with torch.no_grad():
+            expected.append(actor(TensorDict(cast("Any", {"policy": obs}), [7])))
+        actions, state = policy.step({"policy": obs}, state)
+        found.append(actions)
+    assert torch.stack(expected).std() > 0.02
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-4, atol=1e-5)
+    content = torch.load(file, weights_only=True)
+    # Names before version 5.
+    renamed = {"mlp.": "actor.", "obs_normalizer.": "actor_obs_normalizer.", "rnn.": "memory_a."}
+    state_dict = {
+        next(
+            (after + name.removeprefix(before) for before, after in renamed.items() if name.startswith(before)), "std"
+        ): tensor
+        for name, tensor in content["actor_state_dict"].items()
+    }
+    torch.save({"model_state_dict": state_dict | {"memory_c.rnn.weight_ih_l0": torch.ones(1)}, "iter": 3}, file)
+    older_policy = load_external_policy(file, "elu", INPUTS, ACTIONS).policy
+    assert torch.equal(older_policy.step({"policy": obs}, state)[0], policy.step({"policy": obs}, state)[0])
+    with pytest.raises(UserError, match="takes 5 observations, but the task gives 6"):
+        load_external_policy(file, "elu", INPUTS + 1, ACTIONS)
 
 
 def layer(rows: int, columns: int, index: int) -> dict[str, Tensor]:
@@ -251,7 +281,11 @@ WHOLE, ANY = layer(3, INPUTS, 0) | layer(ACTIONS, 3, 2), torch.zeros(1)
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (WHOLE | {"memory_a.rnn.weight_ih_l0": ANY}, r"holds a recurrent network \(memory_a.rnn.weight_ih_l0\)"),
+        (WHOLE | {"memory_a.rnn.weight_ih_l0": ANY}, "holds weight_ih_l0, which are not those of an LSTM or a GRU"),
+        (
+            WHOLE | {f"memory_a.rnn.{name}": part for name, part in nn.GRU(INPUTS, 4).state_dict().items()},
+            "is damaged: its layers take 5 numbers from 4 of a recurrent network",
+        ),
         (WHOLE | {"actor_cnns.camera.0.weight": ANY}, r"holds a convolutional network \(actor_cnns"),
         ({"student.0.weight": ANY}, r"holds a student of a distillation \(student"),
         (WHOLE | {"estimator.0.weight": ANY}, "holds estimator.0.weight, which is not of a multi-layer perceptron"),

@@ -5,12 +5,11 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.robot_env import RobotEnv
-from paceline.env.task import EnvState, Task
+from paceline.env.task import Task
 from paceline.errors import UserError
 from paceline.learners.recurrent import RecurrentNetwork
 from paceline.learners.skrl.settings import SkrlSettings
@@ -18,22 +17,13 @@ from paceline.learners.skrl.torch_learner import SkrlTorch
 from paceline.tasks.cartpole import Cartpole
 from paceline.tasks.cartpole_camera import CartpoleCamera
 from tests.cameras.small import SMALL_CAMERA
+from tests.learners.rl_games.test_recurrent import Asymmetric
 from tests.learners.skrl.test_torch_learner import Truncating
 
 SMALL = SkrlSettings(
     rollouts=8, mini_batches=2, learning_epochs=2, layers=(16,), rnn_type="lstm", rnn_hidden_size=12, sequence_length=4
 )
 PARTS = "[{name: mlp, layers: [16], activations: elu}, {name: gru, input: mlp, type: GRU, layers: [12]}]"
-
-
-class Asymmetric(Cartpole):
-    """Cartpole whose velocities only the critic observes."""
-
-    def observe(self, state: EnvState) -> dict[str, Tensor]:
-        return {"policy": state.qpos.clone(), "critic": torch.cat((state.qpos, state.qvel), dim=1)}
-
-    def observation_parts(self, model: Any) -> dict[str, Any]:
-        return {}
 
 
 def make(task: Task | None = None, **changes: Any) -> SkrlTorch:

@@ -1,5 +1,7 @@
 """Training of an image encoder by regression, in the same update as the policy."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -8,7 +10,8 @@ from paceline.tensors.flat import FlatAdam, FlatParameters
 from paceline.tensors.graph import fuse
 from paceline.tensors.statistics import RunningStatistics
 
-_NUM_LOSSES = 2
+REGRESSION_NAMES = ("images/loss", "images/target_error")
+"""Loss of the image encoder, and the root mean square of its error in the units of the targets."""
 
 
 class ImageRegression:
@@ -19,13 +22,21 @@ class ImageRegression:
         self, encoder: nn.Module, statistics: RunningStatistics, learning_rate: float, group: Group, share: float
     ):
         self._encoder, self._statistics, self._group, self._share = encoder, statistics, group, share
-        self._flat = FlatParameters(list(encoder.parameters()), extra=_NUM_LOSSES)
+        self._flat = FlatParameters(list(encoder.parameters()), extra=len(REGRESSION_NAMES))
         self.adam = FlatAdam(self._flat, learning_rate)
         self._losses = fuse(self._compute_losses, self.adam.learning_rate.device)
 
-    def step(self, images: dict[str, Tensor], targets: Tensor) -> Tensor:
-        """Update the encoder on a minibatch of all ranks: images [sample, height, width, channel] and targets [sample,
-        n]. Return the loss and the mean squared error in the units of the targets, [2]."""
+    def train(self, images: dict[str, Tensor], targets: Tensor, minibatches: Sequence[Tensor]) -> Tensor:
+        """Update the encoder on minibatches, the indices of samples in images [sample, height, width, channel] and
+        targets [sample, n]. Return the values of `REGRESSION_NAMES`, [2]."""
+        losses = [
+            self._step({name: image[index] for name, image in images.items()}, targets[index]) for index in minibatches
+        ]
+        loss, squared_error = torch.stack(losses).mean(0).unbind(0)
+        return torch.stack((loss, squared_error.sqrt()))
+
+    def _step(self, images: dict[str, Tensor], targets: Tensor) -> Tensor:
+        """Update the encoder on a minibatch of all ranks. Return the loss and the mean squared error, [2]."""
         with torch.enable_grad():
             losses = self._losses(images, targets)
             self._flat.backward(losses[0])

@@ -10,25 +10,24 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.env.vec_env import TensorSpec, VecEnv, action_spec
-from paceline.errors import UserError
+from paceline.env.vec_env import VecEnv, action_spec
 from paceline.learners.categorical import with_choices
-from paceline.learners.encoders import TARGETS, ImageEncoder, images_of
+from paceline.learners.encoders import TARGETS
 from paceline.learners.learner import Learner
 from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
 from paceline.learners.ppo.distributions import make_distribution
-from paceline.learners.ppo.image_regression import ImageRegression
+from paceline.learners.ppo.image_regression import REGRESSION_NAMES, ImageRegression
+from paceline.learners.ppo.observations import Observations
 from paceline.learners.ppo.parameter_averaging import Averaging, ParameterAveraging
 from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, advantages, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
-from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite, vector_widths
+from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite
 from paceline.tensors.flat import FlatAdam, FlatParameters, pack, unpack
 from paceline.tensors.graph import capture, fuse
 from paceline.tensors.statistics import RunningStatistics, row_sums, standardize
@@ -37,8 +36,6 @@ from paceline.tensors.statistics import RunningStatistics, row_sums, standardize
 _PARALLEL_LAYER_SIZE = 2**14
 _LOSS_NAMES = ("loss/surrogate", "loss/value", "loss/entropy", "policy/kl")
 _NORM_NAMES = ("policy/gradient_norm", "critic/gradient_norm")
-_REGRESSION_NAMES = ("images/loss", "images/target_error")
-"""Loss of the image encoder, and the root mean square of its error in the units of the targets."""
 
 
 class Ppo(Learner):
@@ -76,46 +73,25 @@ class Ppo(Learner):
         self._update_group = Group(Rank()) if averaging else self._group
         gpu_update = device.type == "cuda" if gpu_update is None else gpu_update
 
-        images = images_of(env)
-        widths = vector_widths(env, "ppo", tuple(images))
-        self._actor_groups = ("policy",) if "policy" in widths else ()
-        self._critic_groups = ("critic",) if "critic" in widths else self._actor_groups
-        self._regresses = bool(images) and config.image_training == "targets"
-        self._num_targets = self._check_targets() if self._regresses else 0
+        # On a GPU matrix products are faster if rows are multiples of 16 bytes (measured on an H200 with 101 and 113
+        # observations: an update takes 0.92 of the time).
+        alignment = 8 if gpu_update else 1
         generator = torch.Generator().manual_seed(seed)
-        self.encoder = self._make_encoder(images, generator) if images else None
-        self._critic_uses_images = bool(images) and "critic" not in widths
-        num_features = (self._num_targets or config.image_features) if images else 0
-
-        def make_network(groups: tuple[str, ...], uses_images: bool, outputs: int, gain: float) -> nn.Module:
-            inputs = sum(widths[name] for name in groups) + (num_features if uses_images else 0)
-            return self._make_network(inputs, outputs, gain, generator).to(device)
-
+        self._inputs = inputs = Observations(env, config, generator, alignment)
+        self.encoder, self.normalizers = inputs.encoder, inputs.normalizers
         self.distribution = make_distribution(action_spec(env), config.initial_std, device)
-        self.actor = make_network(self._actor_groups, bool(images), self.distribution.num_outputs, 0.01)
-        self.critic = make_network(self._critic_groups, self._critic_uses_images, 1, 1.0)
+        self.actor = self._make_network(inputs.actor_width, self.distribution.num_outputs, 0.01, generator).to(device)
+        self.critic = self._make_network(inputs.critic_width, 1, 1.0, generator).to(device)
         networks = nn.ModuleDict({"actor": self.actor, "critic": self.critic})
         if self.encoder:
             networks["encoder"] = self.encoder
-        self._images = {name: self._image_storage(spec) for name, spec in images.items()}
         for name, parameter in self.distribution.parameters.items():
             networks.register_parameter(name, parameter)
-        self.normalizers = {name: RunningStatistics(width, device) for name, width in widths.items()}
-        if self._regresses:
-            self.normalizers[TARGETS] = RunningStatistics(self._num_targets, device)
-            # For the update the predictions are a part of the vector of the policy.
-            widths["policy"] += self._num_targets
-        self._sample_groups = (*widths, *(() if self._regresses else images))
-        # On a GPU matrix products are faster if rows are multiples of 16 bytes (measured on an H200 with 101 and 113
-        # observations: an update takes 0.92 of the time).
-        self._alignment = 8 if gpu_update else 1
-        padded_widths = {name: width + -width % self._alignment for name, width in widths.items()}
-        self._packing = SamplePacking(padded_widths, self.distribution.num_outputs, self._alignment)
+        self._packing = SamplePacking(inputs.sample_widths, self.distribution.num_outputs, alignment)
 
         # Actor and critic are clipped separately: a large error of the critic does not shorten the actor's step.
-        of_distribution = self.distribution.parameters.values()
         self.flat_parameters = FlatParameters(
-            [*of_distribution, *self.actor.parameters(), *self._encoder_of_policy_parameters()],
+            [*self.distribution.parameters.values(), *self.actor.parameters(), *inputs.encoder_of_policy_parameters()],
             list(self.critic.parameters()),
             extra=len(_LOSS_NAMES),
         )
@@ -125,36 +101,32 @@ class Ppo(Learner):
         # Counters of the random numbers, so that none is used twice even if the settings change on resume.
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._epochs = torch.zeros_like(self._steps)
-        self.parts = {
-            "networks": networks,
-            "adam": self.adam,
-            "steps": self._steps,
-            "epochs": self._epochs,
-        }
+        self.parts = {"networks": networks, "adam": self.adam, "steps": self._steps, "epochs": self._epochs}
         # A checkpoint has no empty parts.
         if self.normalizers:
             self.parts["normalizers"] = self.normalizers
         self._regression = None
-        if self.encoder and self._regresses:
-            self._regression = ImageRegression(
-                self.encoder,
-                self.normalizers[TARGETS],
-                config.image_learning_rate,
-                self._update_group,
-                self._rollout_env.share,
-            )
+        if self.encoder and inputs.regresses:
+            ranks = self._update_group, self._rollout_env.share
+            statistics, learning_rate = self.normalizers[TARGETS], config.image_learning_rate
+            self._regression = ImageRegression(self.encoder, statistics, learning_rate, *ranks)
             self.parts["image_regression"] = self._regression
         self._averaging = self._make_averaging(averaging) if averaging else None
+        self._prepare(gpu_update)
 
+    def _prepare(self, gpu_update: bool) -> None:
+        """Compile and capture the functions of an iteration, on CUDA, and select the update."""
+        env, device, inputs = self.env, self.env.device, self._inputs
         # Inference mode makes operations on a CPU cheaper than no_grad does, but cannot be compiled.
-        by_autograd = gpu_update or self.is_recurrent or bool(self._encoder_of_policy_parameters())
-        without_autograd = torch.no_grad() if by_autograd or self._regresses else torch.inference_mode()
+        by_autograd = gpu_update or self.is_recurrent or bool(inputs.encoder_of_policy_parameters())
+        without_autograd = torch.no_grad() if by_autograd or inputs.regresses else torch.inference_mode()
         collect, update = without_autograd(self._collect), without_autograd(self._update)
         self.collect = capture(collect, device, warp=True) if env.capturable else collect
         """Collects a rollout."""
         self.update = capture(update, device) if self._update_group.capturable else update
         """Updates the policy on `rollout` and returns the values of the metrics."""
         self._compute_gradient = self._gradient_by_autograd if by_autograd else self._gradient_by_hand
+        of_distribution = self.distribution.parameters.values()
         self._distribution_gradients = [self.flat_parameters.views(each)[1] for each in of_distribution]
         if not by_autograd:
             self._batched = BatchedActorCritic((self.actor, self.critic), self.flat_parameters)
@@ -171,38 +143,12 @@ class Ppo(Learner):
     def _make_network(self, inputs: int, outputs: int, last_gain: float, generator: torch.Generator) -> nn.Module:
         return mlp(inputs, self.config.hidden, outputs, self.config.activation, last_gain, generator)
 
-    def _make_encoder(self, images: dict[str, TensorSpec], generator: torch.Generator) -> ImageEncoder:
-        config = self.config
-        layers = config.image_channels, config.image_kernels, config.image_strides
-        sizes = config.image_features, config.image_pooling, generator, self._num_targets
-        return ImageEncoder(images, *layers, *sizes, getattr(torch, config.image_dtype)).to(self.env.device)
-
     def _make_averaging(self, settings: Averaging) -> ParameterAveraging:
         optimizers = [self.adam, *([self._regression.adam] if self._regression else [])]
         adapted = [self.adam.learning_rate] if self._adaptive_rate else []
         num_totals = 1 + len(self.env.log_names) + len(self.env.faults())
         share = self._rollout_env.share
         return ParameterAveraging(settings, self._group, share, optimizers, adapted, self.normalizers, num_totals)
-
-    def _encoder_of_policy_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the encoder if the loss of the policy trains it."""
-        return list(self.encoder.parameters()) if self.encoder and not self._regresses else []
-
-    def _check_targets(self) -> int:
-        """Return the number of targets of the regression. Raise UserError if the env lacks a group."""
-        missing = {"policy", "critic", TARGETS} - self.env.observation_spec.keys()
-        if missing:
-            raise UserError(
-                f"--ppo.image-training targets: the task has no observation group {', '.join(sorted(missing))}; use "
-                "--ppo.image-training policy, or add the group to Task.observe"
-            )
-        return self.env.observation_spec[TARGETS].shape[0]
-
-    def _image_storage(self, spec: TensorSpec) -> Tensor:
-        """Return memory for the images of a rollout, [step, env, height, width, channel]."""
-        channels, height, width = spec.shape
-        shape = (self.config.horizon + 1, self.env.num_envs, height, width, channels)
-        return torch.zeros(shape, dtype=spec.dtype, device=self.env.device)
 
     # One iteration
 
@@ -216,7 +162,7 @@ class Ppo(Learner):
             if self._averaging:
                 values = self._averaging.end_iteration(values)
         clock.lap()
-        regression = _REGRESSION_NAMES if self._regresses else ()
+        regression = REGRESSION_NAMES if self._regression else ()
         loss_names = (*_LOSS_NAMES, *_NORM_NAMES, "policy/learning_rate", *self.distribution.metric_names, *regression)
         metrics = self._rollout_env.metrics(values.tolist(), loss_names, clock)
         self.iteration += 1
@@ -227,22 +173,23 @@ class Ppo(Learner):
         env.prefetch_random(self.config.horizon)
         noise = self._sample_noise()
         scaled_noise = self.distribution.scale_noise(noise)
-        observations, outputs, actions, steps = [self._store_images(0, self._rollout_env.obs)], [], [], []
+        observations, outputs, actions, steps = [self._inputs.store_images(0, self._rollout_env.obs)], [], [], []
         values: list[Tensor] = []
         features: list[Tensor] = []
         for index, step_noise in enumerate(scaled_noise.unbind(0), start=1):
             step, output, action, *more = self._step(observations[-1], step_noise)
             outputs.append(output)
             actions.append(action)
-            (features if self._regresses else values).extend(more)
+            (features if self._regression else values).extend(more)
             steps.append(step)
-            observations.append(self._store_images(index, step.obs))
+            observations.append(self._inputs.store_images(index, step.obs))
         self._rollout_env.set_obs(observations[-1])
         if values:
             values.append(self._estimate(observations[-1]))
-        final_groups = () if self._critic_uses_images else self._critic_groups
+        final_groups = () if self._inputs.critic_uses_images else self._inputs.critic_groups
         return Rollout(
-            obs={name: torch.stack([obs[name] for obs in observations]) for name in self.normalizers} | self._images,
+            obs={name: torch.stack([obs[name] for obs in observations]) for name in self.normalizers}
+            | self._inputs.images,
             final_obs={name: torch.stack([step.final_obs[name] for step in steps]) for name in final_groups},
             value=torch.stack(values) if values else None,
             features=torch.stack(features) if features else None,
@@ -285,18 +232,13 @@ class Ppo(Learner):
 
     def _train_encoder(self, rollout: Rollout) -> Tensor:
         """Train the encoder by regression, if it is, on one minibatch per step of the rollout, so that each sample is
-        used once. Return the values of `_REGRESSION_NAMES`, or an empty tensor."""
+        used once. Return the values of `REGRESSION_NAMES`, or an empty tensor."""
         if self._regression is None:
             return self.adam.learning_rate.new_zeros(0)
-        images = {name: rollout.obs[name][:-1].flatten(0, 1) for name in self._images}
+        images = {name: rollout.obs[name][:-1].flatten(0, 1) for name in self._inputs.images}
         targets = rollout.obs[TARGETS][:-1].flatten(0, 1)
         (order,) = minibatch_orders(self.seed, self._env_index, self._epochs.view(1), self.config.horizon)
-        losses = [
-            self._regression.step({name: image[index] for name, image in images.items()}, targets[index])
-            for index in order.chunk(self.config.horizon)
-        ]
-        loss, squared_error = torch.stack(losses).mean(0).unbind(0)
-        return torch.stack((loss, squared_error.sqrt()))
+        return self._regression.train(images, targets, order.chunk(self.config.horizon))
 
     def _update_threads(self) -> int:
         """Return the number of threads for the update: one, unless a layer is large enough to be divided."""
@@ -315,12 +257,6 @@ class Ppo(Learner):
         step = self._steps + torch.arange(self.config.horizon, device=self.env.device)[:, None]
         return self.distribution.sample_noise(self.seed, self._env_index, step)
 
-    def _store_images(self, index: int, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy images, which the env overwrites, into the rollout. Return the observations with the copies."""
-        for name, images in self._images.items():
-            images[index].copy_(obs[name].permute(0, 2, 3, 1))
-        return obs | {name: images[index].permute(0, 3, 1, 2) for name, images in self._images.items()}
-
     def _step(self, obs: dict[str, Tensor], noise: Tensor) -> tuple[Any, ...]:
         """Step the env. Return the step and the results of `_choose_actions`."""
         output, action, *more = self._act(obs, noise)
@@ -330,77 +266,50 @@ class Ppo(Learner):
         """Return the output of the actor, and the action for the scaled `noise`. If the encoder is trained by
         regression, also return its predictions; otherwise, if the critic uses images, the value, because both networks
         share the features."""
-        vectors = {name: self._normalize(name, obs[name]) for name in self._actor_groups}
-        features = self.encoder(obs) if self.encoder else None
-        x = vector_input(vectors, self._actor_groups, features)
+        groups, features = self._inputs.actor_groups, self.encoder(obs) if self.encoder else None
+        x = vector_input(self._inputs.normalized(obs, groups), groups, features)
         output = self._actor_forward(x)
         action = self.distribution.act(output, noise)
-        if self._regresses and features is not None:
+        if self._inputs.regresses and features is not None:
             return output, action, features
         # The critic has the inputs of the actor if it uses images.
-        value = (self.critic(x).squeeze(-1),) if self._critic_uses_images else ()
+        value = (self.critic(x).squeeze(-1),) if self._inputs.critic_uses_images else ()
         return output, action, *value
 
     def _estimate_value(self, obs: dict[str, Tensor]) -> Tensor:
-        vectors = {name: self._normalize(name, obs[name]) for name in self._critic_groups}
-        features = self.encoder(obs) if self.encoder else None
-        return self.critic(vector_input(vectors, self._critic_groups, features)).squeeze(-1)
-
-    def _normalize(self, group: str, obs: Tensor) -> Tensor:
-        return self.normalizers[group].normalize(obs) if self.config.normalize_observations else obs
-
-    def _pad(self, rows: Tensor) -> Tensor:
-        """Add columns of zeros up to a multiple of the alignment."""
-        padding = -rows.shape[-1] % self._alignment
-        return functional.pad(rows, (0, padding)) if padding else rows
+        groups, features = self._inputs.critic_groups, self.encoder(obs) if self.encoder else None
+        return self.critic(vector_input(self._inputs.normalized(obs, groups), groups, features)).squeeze(-1)
 
     # From the rollout to minibatches
 
     def make_samples(self, rollout: Rollout) -> Samples:
         """Compute values and advantages, which are not standardized yet. The tensors are [step, env, ...]."""
-        if rollout.value is not None:
-            return self._samples_with_value(rollout, rollout.value)
-        config = self.config
-        critic_obs = {
-            name: self._pad(self._normalize(name, torch.cat((rollout.obs[name], final_obs))))
+        config, inputs = self.config, self._inputs
+        all_values, final_value, critic_obs = self._values(rollout)
+        value, next_value = all_values[:-1], torch.where(rollout.truncated, final_value, all_values[1:])
+        ends = rollout.terminated, rollout.done
+        advantage = advantages(rollout.reward, value, next_value, *ends, config.discount, config.gae_lambda)
+        action, log_prob = self.distribution.samples_of(rollout)
+        obs = {
+            name: critic_obs[name][: config.horizon] if name in critic_obs else inputs.of_samples(name, rollout)
+            for name in inputs.sample_groups
+        }
+        return Samples(obs, action, rollout.output, advantage, advantage + value, value, log_prob)
+
+    def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the values of the observations [step + 1, env] and of the final observations [step, env], and the
+        normalized observations of both from which they were computed, if they were not computed in the rollout."""
+        if (value := rollout.value) is not None:
+            # There are no images of the states before a reset, so after a time limit the value of the state before the
+            # step is used, as RSL-RL and RL-Games do.
+            return value, value[:-1] if rollout.final_value is None else rollout.final_value, {}
+        inputs, horizon = self._inputs, self.config.horizon
+        obs = {
+            name: inputs.pad(inputs.normalize(name, torch.cat((rollout.obs[name], final_obs))))
             for name, final_obs in rollout.final_obs.items()
         }
-        values = forward_padded(self.critic, vector_input(critic_obs, self._critic_groups)).squeeze(-1)
-        value, final_value = values.split((config.horizon + 1, config.horizon))
-        next_value = torch.where(rollout.truncated, final_value, value[1:])
-        obs = {
-            name: critic_obs[name][: config.horizon] if name in critic_obs else self._sample_obs(name, rollout)
-            for name in self._sample_groups
-        }
-        return self._samples(rollout, obs, value[:-1], next_value)
-
-    def _samples_with_value(self, rollout: Rollout, value: Tensor) -> Samples:
-        """Do the same with values that the rollout has. There are no images of the states before a reset, so after a
-        time limit the value of the state before the step is used, as RSL-RL and RL-Games do."""
-        obs = {name: self._sample_obs(name, rollout) for name in self._sample_groups}
-        final_value = value[:-1] if rollout.final_value is None else rollout.final_value
-        return self._samples(rollout, obs, value[:-1], torch.where(rollout.truncated, final_value, value[1:]))
-
-    def _sample_obs(self, name: str, rollout: Rollout) -> Tensor:
-        rows = rollout.obs[name][:-1]
-        if name in self._images:
-            return rows
-        rows = self._normalize(name, rows)
-        return self._pad(torch.cat((rollout.features, rows), dim=-1) if rollout.features is not None else rows)
-
-    def _samples(self, rollout: Rollout, obs: dict[str, Tensor], value: Tensor, next_value: Tensor) -> Samples:
-        discount, decay = self.config.discount, self.config.gae_lambda
-        advantage = advantages(rollout.reward, value, next_value, rollout.terminated, rollout.done, discount, decay)
-        action, log_prob = self.distribution.samples_of(rollout)
-        return Samples(
-            obs=obs,
-            action=action,
-            output=rollout.output,
-            advantage=advantage,
-            value_target=advantage + value,
-            value=value,
-            log_prob=log_prob,
-        )
+        values = forward_padded(self.critic, vector_input(obs, inputs.critic_groups)).squeeze(-1)
+        return values[: horizon + 1], values[horizon + 1 :], obs
 
     def _sums_of_this_rank(self, rollout: Rollout, packed: PackedSamples) -> list[Tensor]:
         """Return the tensors to sum over ranks, float64: `row_sums` of the advantages, totals of the metrics, and
@@ -443,24 +352,13 @@ class Ppo(Learner):
     def _evaluate(self, minibatch: Any) -> tuple[Samples, Tensor, Tensor]:
         """Return the samples of a minibatch, and the output of the actor and the value of each."""
         samples = self._packing.unpack(minibatch)
-        of_actor, of_critic = self._network_inputs(samples.obs)
+        of_actor, of_critic = self._inputs.network_inputs(samples.obs)
         return samples, forward_padded(self.actor, of_actor), forward_padded(self.critic, of_critic).squeeze(-1)
-
-    def _network_inputs(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the inputs of actor and critic from normalized observations."""
-        features = self.encoder(obs) if self.encoder and not self._regresses else None
-        of_critic = features if self._critic_uses_images else None
-        return (
-            vector_input(obs, self._actor_groups, features),
-            vector_input(obs, self._critic_groups, of_critic),
-        )
 
     def _gradient_by_hand(self, minibatch: PackedSamples, old_log_std: Tensor) -> tuple[Tensor, ...]:
         """Do the same as `_gradient_by_autograd` without autograd."""
         samples = self._packing.unpack(minibatch)
-        output, value = self._batched.forward(
-            (vector_input(samples.obs, self._actor_groups), vector_input(samples.obs, self._critic_groups))
-        )
+        output, value = self._batched.forward(self._inputs.network_inputs(samples.obs))
         losses, (by_output, by_parameters, by_value) = self.distribution.gradient(
             output, value.squeeze(1), samples, self.config
         )
@@ -503,11 +401,12 @@ class Ppo(Learner):
 
     def _make_policy(self, normalizers: dict[str, RunningStatistics]) -> Policy:
         actor = self.actor
-        if self.config.normalize_observations and self._actor_groups:
-            used = [normalizers[name] for name in self._actor_groups]
+        groups = self._inputs.actor_groups
+        if self.config.normalize_observations and groups:
+            used = [normalizers[name] for name in groups]
             mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
             actor = fold_normalizer(actor, mean, std)
-        return Policy(with_choices(actor, self.distribution.choices), self._actor_groups, self.encoder)
+        return Policy(with_choices(actor, self.distribution.choices), groups, self.encoder)
 
     def state(self) -> dict[str, Any]:
         if self._averaging is None:

@@ -50,7 +50,7 @@ class RecurrentPpo(Ppo):
 
     def __init__(self, env: VecEnv, config: PpoSettings, *arguments: Any, **options: Any):
         super().__init__(env, config, *arguments, **options)
-        if self._images:
+        if self._inputs.images:
             refuse(config, "image_training", "targets", "policy", "ppo with --ppo.rnn-type none")
         self._states = torch.zeros(env.num_envs, 2, *self.actor.state_shape, device=env.device)
         self.env_parts = {"rnn_state": self._states}
@@ -83,7 +83,9 @@ class RecurrentPpo(Ppo):
             self._sequence_states.append(self._states.clone())
         output, action, value, states = self._act(obs, noise, self._states)
         step = self.env.step(action)
-        self._final_values.append(value if self._critic_uses_images else self._final_value(step.final_obs, states))
+        self._final_values.append(
+            value if self._inputs.critic_uses_images else self._final_value(step.final_obs, states)
+        )
         # After the step, because a stop may be requested instead of it, and then the envs are saved as they are.
         self._states.copy_(states)
         reset_state_(self._states, step.terminated | step.truncated)
@@ -93,24 +95,26 @@ class RecurrentPpo(Ppo):
         self, obs: dict[str, Tensor], noise: Tensor, states: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the output of the actor, the action, the value and the new states."""
-        of_actor, of_critic = self._network_inputs(self._normalized(obs))
+        of_actor, of_critic = self._network_inputs(obs)
         output, actor_state = self.actor.step(of_actor, states[:, _ACTOR])
         value, critic_state = self.critic.step(of_critic, states[:, _CRITIC])
         action = self.distribution.act(output, noise)
         return output, action, value.squeeze(-1), torch.stack((actor_state, critic_state), dim=1)
 
     def _estimate_value(self, obs: dict[str, Tensor]) -> Tensor:
-        _, of_critic = self._network_inputs(self._normalized(obs))
+        _, of_critic = self._network_inputs(obs)
         return self.critic.step(of_critic, self._states[:, _CRITIC])[0].squeeze(-1)
 
     def _estimate_final_value(self, final_obs: dict[str, Tensor], states: Tensor) -> Tensor:
         """Return the value of the observations before any reset, with the states before any reset."""
-        vectors = {name: self._normalize(name, final_obs[name]) for name in self._critic_groups}
-        value, _ = self.critic.step(vector_input(vectors, self._critic_groups), states[:, _CRITIC])
+        groups = self._inputs.critic_groups
+        x = vector_input(self._inputs.normalized(final_obs, groups), groups)
+        value, _ = self.critic.step(x, states[:, _CRITIC])
         return value.squeeze(-1)
 
-    def _normalized(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        return obs | {name: self._normalize(name, obs[name]) for name in self.normalizers}
+    def _network_inputs(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the inputs of actor and critic from raw observations."""
+        return self._inputs.network_inputs(obs | self._inputs.normalized(obs, tuple(self.normalizers)))
 
     # Minibatches
 
@@ -135,7 +139,7 @@ class RecurrentPpo(Ppo):
     def _evaluate(self, minibatch: Sequences) -> tuple[Samples, Tensor, Tensor]:
         samples = self._packing.unpack(minibatch.samples)
         of_actor, of_critic = (
-            inputs.unflatten(0, minibatch.starts.shape) for inputs in self._network_inputs(samples.obs)
+            inputs.unflatten(0, minibatch.starts.shape) for inputs in self._inputs.network_inputs(samples.obs)
         )
         output, _ = self.actor(of_actor, minibatch.states[:, _ACTOR], minibatch.starts)
         value, _ = self.critic(of_critic, minibatch.states[:, _CRITIC], minibatch.starts)

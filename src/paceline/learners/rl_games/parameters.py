@@ -153,7 +153,7 @@ def _action_space(actions: ActionSpec, config: RlGamesSettings) -> tuple[dict[st
         "mu_activation": "None",
         "sigma_activation": "None",
         "mu_init": {"name": "default"},
-        "sigma_init": {"name": "const_initializer", "val": 0.0},
+        "sigma_init": {"name": "const_initializer", "val": config.sigma_init_val},
         "fixed_sigma": config.fixed_sigma,
     }
     limit = config.action_limit or 1.0

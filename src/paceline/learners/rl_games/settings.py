@@ -9,6 +9,7 @@ from annotated_types import Ge, Le
 from paceline.errors import UserError
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, flag, translated
 from paceline.validation import (
+    Bounded,
     LayerWidth,
     LayerWidths,
     NonNegative,
@@ -33,7 +34,8 @@ class RlGamesSettings(Settings):
     horizon_field: ClassVar[str] = "horizon_length"
     minibatches_field: ClassVar[str] = "minibatch_size_per_env"
     fixed: ClassVar[tuple[str, ...]] = (
-        *("units", "activation", "action_space", "separate", "fixed_sigma", "normalize_input", "normalize_value"),
+        *("units", "activation", "action_space", "separate", "fixed_sigma", "sigma_init_val"),
+        *("normalize_input", "normalize_value"),
         *("rnn_name", "rnn_units", "rnn_layers", "rnn_before_mlp", "rnn_concat_input", "rnn_layer_norm"),
         *("central_value_units", "central_value_activation", "central_value_rnn_name", "central_value_normalize_input"),
         *IMAGE_SETTINGS,
@@ -44,6 +46,7 @@ class RlGamesSettings(Settings):
         "action_space": "any",
         "separate": False,
         "fixed_sigma": True,
+        "sigma_init_val": 0.0,
         "normalize_value": False,
         "value_bootstrap": True,
         "schedule_type": "legacy",
@@ -80,6 +83,9 @@ class RlGamesSettings(Settings):
     """Give actor and critic separate hidden layers; otherwise they share them."""
     fixed_sigma: bool = True
     """Use the same standard deviation of the action noise for all observations; otherwise the network computes it."""
+    sigma_init_val: Bounded = 0.0
+    """Natural logarithm of the initial standard deviation of the action noise, from -1e9 to 1e9.
+    With --rl-games.no-fixed-sigma it is the initial value of the weights of this output."""
     rnn_name: Literal["none", "lstm", "gru"] = translated("rnn_type")
     """Recurrent network of actor and critic, which gives the policy a memory."""
     rnn_units: LayerWidth = translated("rnn_hidden_size")

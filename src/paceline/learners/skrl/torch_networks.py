@@ -1,7 +1,7 @@
 """Networks of skrl on torch: policy and value with separate or shared layers, of one part or of several."""
 
 import math
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete, Space
@@ -197,11 +197,14 @@ class _Features(Model):
 class PolicyNetwork(_Features):
     """Mean actions or logits, which a mixin of skrl makes a policy."""
 
+    mixin: ClassVar[Any]
+
     def __init__(self, boxes: dict[str, Any], rows: ObservationRows, config: SkrlSettings, generator: torch.Generator):
         Model.__init__(self, **boxes)
         inputs = self.make_features(rows, config, generator)
         layers = () if config.network else config.layers
         self.network = mlp(inputs, layers, self.num_actions, config.activations, 0.01, generator)
+        self.mixin.__init__(self, role="policy")
 
     def noise(self) -> dict[str, Tensor]:
         """Return the logarithm of the standard deviation of continuous actions by the name that skrl gives it."""
@@ -215,11 +218,10 @@ class PolicyNetwork(_Features):
 class _GaussianPolicy(GaussianMixin, PolicyNetwork):
     """Mean action, with noise that does not depend on the observations."""
 
-    act_as_policy = GaussianMixin.act
+    mixin = GaussianMixin
 
     def __init__(self, boxes: dict[str, Any], rows: ObservationRows, config: SkrlSettings, generator: torch.Generator):
         PolicyNetwork.__init__(self, boxes, rows, config, generator)
-        GaussianMixin.__init__(self, role="policy")
         log_std = torch.full((self.num_actions,), config.initial_log_std)
         self.log_std = nn.Parameter(log_std, requires_grad=not config.fixed_log_std)
 
@@ -228,19 +230,11 @@ class _GaussianPolicy(GaussianMixin, PolicyNetwork):
 
 
 class _CategoricalPolicy(CategoricalMixin, PolicyNetwork):
-    act_as_policy = CategoricalMixin.act
-
-    def __init__(self, *arguments: Any):
-        PolicyNetwork.__init__(self, *arguments)
-        CategoricalMixin.__init__(self, role="policy")
+    mixin, __init__ = CategoricalMixin, PolicyNetwork.__init__  # pyright: ignore[reportAssignmentType]
 
 
 class _MultiCategoricalPolicy(MultiCategoricalMixin, PolicyNetwork):
-    act_as_policy = MultiCategoricalMixin.act
-
-    def __init__(self, *arguments: Any):
-        PolicyNetwork.__init__(self, *arguments)
-        MultiCategoricalMixin.__init__(self, role="policy")
+    mixin, __init__ = MultiCategoricalMixin, PolicyNetwork.__init__  # pyright: ignore[reportAssignmentType]
 
 
 class _ValueNetwork(DeterministicMixin, _Features):
@@ -277,9 +271,7 @@ class _Shared(DeterministicMixin):
         self._latest: tuple[Tensor, Tensor] | None = None
 
     def act(self: Any, inputs: dict[str, Any], *, role: str = "") -> tuple[Tensor, dict[str, Any]]:
-        if role == "value":
-            return DeterministicMixin.act(self, inputs, role=role)
-        return self.act_as_policy(inputs, role=role)
+        return (DeterministicMixin if role == "value" else self.mixin).act(self, inputs, role=role)
 
     def compute(self: Any, inputs: dict[str, Any], role: str) -> tuple[Tensor, dict[str, Any]]:
         *hidden, last = self.network
