@@ -232,6 +232,21 @@ def test_training_shows_its_current_policy_and_ctrl_c_ends_both(browser: Browser
 
 
 @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("play run --viewer --seconds 4", "--seconds 4.0 with --viewer: the viewer records no video; leave one of "),
+        ("play run --viewer --no-overlay", "--no-overlay with --viewer: the viewer records no video; leave one of "),
+        ("play run --viewer-port 90", "--viewer-port 90 is an option of the viewer: add --viewer, or leave it out"),
+        ("train cartpole --viewer-envs 2", "--viewer-envs 2 is an option of the viewer: add --viewer, or leave it out"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(argv: str, said: str, tmp_path: Path):
+    done = forked.paceline(*argv.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
     ("host", "port", "said"),
     [
         ("192.0.2.1", None, "--viewer-host 192.0.2.1: Cannot assign requested address; choose an address of this host"),

@@ -89,7 +89,7 @@ def main(run: str, folder: str, host: str, port: str, num_envs: str) -> None:
     with serve(Address(host, int(port)), f"Paceline: {found.config.task}, training") as server:
         server.on_client_connect(lambda _: watched.touch())
         server.on_client_disconnect(lambda _: None if server.get_clients() else watched.unlink(missing_ok=True))
-        Viewer(server, found, list_checkpoints(found, live)).loop(lambda: False)
+        Viewer(server, found, list_checkpoints(found, live)).loop()
 
 
 if __name__ == "__main__":
