@@ -11,6 +11,7 @@ same round. The client shares the CPU with the training here; a browser is usual
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 PHASES = ("off", "idle", "watched")
 WARM_SECONDS = 20.0
-"""Time before the first round, in which the viewer starts and a GPU compiles."""
+"""Minimum time before the first round, in which the viewer starts and a GPU compiles."""
 SETTLE_SECONDS = 2.0
 """Time at the beginning of a phase that is not measured."""
 
@@ -47,7 +48,7 @@ class Phases:
     name = "measurement"
 
     def __init__(self, address: Address, rounds: int, seconds: float):
-        self._seconds, self._left = seconds, [*PHASES] * rounds
+        self._address, self._seconds, self._left = address, seconds, [*PHASES] * rounds
         url, script = f"ws://{address.host}:{address.port}", Path(__file__).with_name("viewer_client.py")
         command = (sys.executable, script, url, version("viser"))
         self._client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -63,7 +64,7 @@ class Phases:
     def after_iteration(self, session: "Session") -> None:
         now = time.monotonic()
         if not self._phase:
-            if now > self._started + WARM_SECONDS:
+            if now > self._started + WARM_SECONDS and self._is_page_open():
                 self._switch()
         elif self._measured_from is None:
             if now > self._started + SETTLE_SECONDS:
@@ -73,6 +74,10 @@ class Phases:
             steps = (session.learner.iteration - iteration) * session.steps_per_iteration
             self.rates[self._phase].append(steps / (now - began))
             self._switch()
+
+    def _is_page_open(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((self._address.host, self._address.port)) == 0
 
     def _switch(self) -> None:
         if self._phase == "watched":

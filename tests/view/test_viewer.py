@@ -20,7 +20,7 @@ from paceline.errors import UserError
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
-from paceline.view.viewer_server import DEFAULT_PORT, choose_address, serve
+from paceline.view.viewer_server import DEFAULT_PORT, Address, choose_address, serve
 from tests import forked
 from tests.cameras.small import SMALL_ENCODER
 from tests.signals import DEFAULT_SIGNALS
@@ -232,6 +232,21 @@ def test_training_shows_its_current_policy_and_ctrl_c_ends_both(browser: Browser
 
 
 @pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("play run --viewer --seconds 4", "--seconds 4.0 with --viewer: the viewer records no video; leave one of "),
+        ("play run --viewer --no-overlay", "--no-overlay with --viewer: the viewer records no video; leave one of "),
+        ("play run --viewer-port 90", "--viewer-port 90 is an option of the viewer: add --viewer, or leave it out"),
+        ("train cartpole --viewer-envs 2", "--viewer-envs 2 is an option of the viewer: add --viewer, or leave it out"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(argv: str, said: str, tmp_path: Path):
+    done = forked.paceline(*argv.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
     ("host", "port", "said"),
     [
         ("192.0.2.1", None, "--viewer-host 192.0.2.1: Cannot assign requested address; choose an address of this host"),
@@ -241,6 +256,12 @@ def test_training_shows_its_current_policy_and_ctrl_c_ends_both(browser: Browser
 def test_an_address_of_another_host_is_refused(host: str, port: int | None, said: str):
     with pytest.raises(UserError, match=said):
         choose_address(host, port)
+
+
+def test_an_address_for_all_hosts_is_printed_with_the_name_of_this_host_and_a_warning():
+    (line,) = Address("0.0.0.0", 8080).lines()
+    assert line.startswith(f"viewer: http://{socket.gethostname()}:8080 (without a password")
+    assert Address("::1", 8080).lines()[0] == "viewer: http://[::1]:8080"
 
 
 def test_the_extra_is_named_if_viser_is_missing(monkeypatch: pytest.MonkeyPatch):

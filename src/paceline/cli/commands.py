@@ -15,7 +15,7 @@ from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
-from paceline.cli.viewer_options import ViewerOptions, without_viewer_options
+from paceline.cli.viewer_options import ViewerOptions, check_viewer_options, given_option
 from paceline.errors import UserError
 from paceline.process import interrupts
 from paceline.run.config import Engine, EnvCount, option
@@ -78,7 +78,15 @@ class PolicyArguments:
 
 
 @dataclass(frozen=True)
-class PlayArguments(PolicyArguments, ViewerOptions):
+class PlayedPolicy(PolicyArguments):
+    """Options of videos and of the viewer."""
+
+    seed: int = 0
+    """Seed of the initial states and commands, from 0 to 2^63 - 1."""
+
+
+@dataclass(frozen=True)
+class PlayArguments(PlayedPolicy, ViewerOptions):
     """Record a video of a trained policy in one env, or show it in a browser. No display is needed."""
 
     video: Annotated[Path | None, option("FILE")] = None
@@ -93,19 +101,18 @@ class PlayArguments(PolicyArguments, ViewerOptions):
     """Record what the cameras of the task see, all streams side by side, instead of a view of the robot."""
     overlay: bool = True
     """Show velocities as arrows and, from a height of 240 pixels, the command and the rewards as text."""
-    seed: int = 0
-    """Seed of the initial states and commands, from 0 to 2^63 - 1."""
 
 
 def play(argv: list[str], console: Console) -> int:
     arguments = parse_options(PlayArguments, argv, "play")
     check(arguments, "--")
+    check_viewer_options(arguments)
     interrupts.raise_keyboard_interrupt()
     if arguments.viewer:
         return _view(arguments, console)
     from paceline.view.play import record
 
-    recording = record(**without_viewer_options(arguments))
+    recording = record(**{name: value for name, value in vars(arguments).items() if not name.startswith("viewer")})
     console.print(
         f"{escape(str(recording.file))}: {recording.seconds:.1f} s, {recording.num_ended} episodes ended, "
         f"mean reward {recording.mean_reward:.3f} per step"
@@ -117,8 +124,8 @@ def play(argv: list[str], console: Console) -> int:
 
 
 def _view(arguments: PlayArguments, console: Console) -> int:
-    if arguments.video:
-        raise UserError(f"--video {arguments.video} with --viewer: the viewer records no video; leave one of them out")
+    if given := given_option(arguments, PlayArguments):
+        raise UserError(f"{given} with --viewer: the viewer records no video; leave one of them out")
     from paceline.view.viewer_server import choose_address
 
     address = choose_address(arguments.viewer_host, arguments.viewer_port)

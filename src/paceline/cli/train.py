@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline.cli.train_arguments import TrainCommand, parse
-from paceline.cli.viewer_options import ViewerOptions
+from paceline.cli.viewer_options import ViewerOptions, check_viewer_options
 from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
 from paceline.distributed.launcher import adopt_jax_launcher, under_elastic_agent, under_launcher
@@ -59,6 +59,7 @@ def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
     if arguments.mirror:
         check_url(arguments.mirror)
     check_renderable(config)
+    check_viewer_options(arguments)
     ranks = _num_ranks(command)
     launches = not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx")
     directory = _run_directory(command, bool(launches))

@@ -10,9 +10,12 @@ import shutil
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from paceline.distributed.sharding import copy_to_host
+from paceline.process.background import Background
 from paceline.run import checkpoint
 from paceline.view.side_process import SideProcess
 from paceline.view.viewer_server import Address
@@ -38,6 +41,7 @@ class TrainingViewer:
     def begin(self, session: "Session") -> Self:
         self._process = SideProcess()
         self._copy_policy(session)
+        self._copy.result()
         address, folder = self._address, self._process.folder
         self._process.start(__name__, session.run.path.absolute(), folder, address.host, address.port, self._num_envs)
         for line in address.lines():
@@ -49,20 +53,22 @@ class TrainingViewer:
             reason = self._process.last_line()
             self._process.stop()
             raise RuntimeError(f"its process has ended: {reason}")
-        due = time.monotonic() >= self._copied_at + _COPY_SECONDS
-        if due and (self._process.folder / _WATCHED).exists():
+        is_due = time.monotonic() >= self._copied_at + _COPY_SECONDS and self._copy.done()
+        if is_due and (self._process.folder / _WATCHED).exists():
+            try:
+                self._copy.result()
+            except OSError:
+                self._process.stop()
+                raise
             self._copy_policy(session)
 
     def close(self, status: str) -> None:
         self._process.stop(_END_SECONDS)
 
     def _copy_policy(self, session: "Session") -> None:
-        state = {"learner": session.learner.policy_state()}
-        try:
-            checkpoint.save(self._process.folder, session.learner.iteration, state, keep=1, best=False)
-        except OSError:
-            self._process.stop()
-            raise
+        """Begin to write the policy. A thread waits for the disk."""
+        iteration, state = session.learner.iteration, copy_to_host({"learner": session.learner.policy_state()})
+        self._copy = Background(partial(checkpoint.save, self._process.folder, iteration, state, keep=1, best=False))
         self._copied_at = time.monotonic()
 
 
@@ -75,8 +81,6 @@ def _end_with_parent(folder: Path) -> None:
 
 def main(run: str, folder: str, host: str, port: str, num_envs: str) -> None:
     """Show the policies in `folder`, which the training of `run` writes."""
-    # The training has precedence: this process runs only where a core would be idle.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     threading.Thread(target=_end_with_parent, args=(Path(folder),), daemon=True).start()
     # These modules import torch and viser, which takes seconds.
     from paceline.run.directory import RunDir
@@ -89,7 +93,11 @@ def main(run: str, folder: str, host: str, port: str, num_envs: str) -> None:
     with serve(Address(host, int(port)), f"Paceline: {found.config.task}, training") as server:
         server.on_client_connect(lambda _: watched.touch())
         server.on_client_disconnect(lambda _: None if server.get_clients() else watched.unlink(missing_ok=True))
-        Viewer(server, found, list_checkpoints(found, live)).loop(lambda: False)
+        viewer = Viewer(server, found, list_checkpoints(found, live))
+        # From now on the training has precedence: all threads run only where a core would be idle.
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+        viewer.loop()
 
 
 if __name__ == "__main__":

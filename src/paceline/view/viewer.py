@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def view(
         viewer = Viewer(server, found, list_checkpoints(found))
         for line in address.lines():
             announce(line)
-        viewer.loop(lambda: False)
+        viewer.loop()
 
 
 def list_checkpoints(found: Playable, live: Path | None = None) -> Callable[[], dict[str, Path]]:
@@ -96,12 +96,12 @@ class Viewer:
         self._steps, self._name, self._problem = 0, "", ""
 
     @torch.no_grad()
-    def loop(self, ended: Callable[[], bool]) -> None:
-        """Run until `ended` returns True. Without a connected browser, nothing is simulated."""
+    def loop(self) -> NoReturn:
+        """Run until KeyboardInterrupt. Without a connected browser, nothing is simulated."""
         panel, env = self._panel, self._env
         obs, resets = env.reset(), 0
         due = search_at = scene_at = panel_at = 0.0
-        while not ended():
+        while True:
             if not self._server.get_clients():
                 time.sleep(_IDLE_SECONDS)
                 continue

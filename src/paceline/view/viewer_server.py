@@ -32,7 +32,8 @@ class Address:
 
     def lines(self) -> list[str]:
         """Return lines for a console that say how to open the page."""
-        url = f"http://{self.host if ':' not in self.host else f'[{self.host}]'}:{self.port}"
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         if self.host not in ("127.0.0.1", "localhost", "::1"):
             return [f"viewer: {url} (without a password: everyone who can reach this address can use it)"]
         # The fields are the addresses and ports of the client and of this host.

@@ -83,6 +83,7 @@ class BackgroundLogger:
         """Add a call to the queue. Raise the first error of the process."""
         self._read_replies()
         if self._calls.qsize() > _MOST_WAITING:
+            self._process.kill()
             raise RuntimeError(f"{_MOST_WAITING} calls wait for it: it is too slow")
         self._calls.put((method, arguments))
 
