@@ -1,8 +1,8 @@
 """Training rate and CPU time with and without --mirror: to a local folder and to an S3 server on this host.
 
 The variants alternate in one run of this script, because the rate of a host changes with time. A run during which other
-processes used more than 5 % of a core is repeated. The S3 server stands for another host and therefore has the lowest
-priority.
+processes used more than 5 % of a core is repeated; --other-load changes this limit, for a host that is never idle. The
+S3 server stands for another host and therefore has the lowest priority.
 
     python bench/mirror.py [--rounds 3] [--device cpu|0]
 """
@@ -27,7 +27,8 @@ from paceline.run.metrics_file import read_metrics
 from tests.run.s3 import BUCKET, S3Server
 
 WARMUP_ITERATIONS = 5
-MOST_OTHER_LOAD, MOST_ATTEMPTS = 0.05, 100
+MOST_ATTEMPTS = 100
+SESSION = Path("/proc/self/autogroup")
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -38,9 +39,10 @@ def main() -> None:
     parser.add_argument("--task", default="cartpole", help="Name of the task.")
     parser.add_argument("--iterations", type=int, default=200, help="Number of iterations of each run.")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="Iterations between two checkpoints.")
+    parser.add_argument("--other-load", type=float, default=0.05, help="Cores that other processes may use.")
     parser.add_argument("--name", default="mirror", help="Name of the file in bench/results.")
     arguments = parser.parse_args()
-    server = S3Server(niceness=19)
+    server = S3Server(("nice", "-n19", "chrt", "--batch", "0"))
     rates: dict[str, list[float]] = {"none": [], "file": [], "s3": []}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in rates}
     try:
@@ -59,6 +61,8 @@ def main() -> None:
         **settings,
         "cpu_count": os.cpu_count(),
         "load_average": os.getloadavg()[0],
+        "session_priority": SESSION.read_text().strip() if SESSION.exists() else None,
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "python": platform.python_version(),
         "steps_per_second": rates,
         "cpu_seconds": cpu_seconds,
@@ -73,14 +77,15 @@ def _train_undisturbed(
     arguments: argparse.Namespace, run: str, url: str | None, environment: dict[str, str]
 ) -> tuple[float, float]:
     """Wait until the host is idle, and train until other processes have not disturbed a run."""
+    cores = psutil.cpu_count() or 1
     for attempt in range(MOST_ATTEMPTS):
-        while psutil.cpu_percent(interval=1.0) > 100 * MOST_OTHER_LOAD:
+        while psutil.cpu_percent(interval=1.0) / 100 * cores > arguments.other_load:
             pass
         suffix = f"_{attempt}"
         began, busy, server = time.monotonic(), _busy_seconds(), _server_seconds()
         rate, seconds = _train(arguments, Path(run + suffix), url and url + suffix, environment)
         others = _busy_seconds() - busy - (_server_seconds() - server) - seconds
-        if others < MOST_OTHER_LOAD * (time.monotonic() - began):
+        if others < arguments.other_load * (time.monotonic() - began):
             return rate, seconds
         print(f"other processes used {others:.1f} s of CPU time: repeated", flush=True)
     sys.exit("The host is not idle.")

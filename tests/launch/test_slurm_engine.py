@@ -152,7 +152,7 @@ def test_missing_programs_of_slurm_are_named(tmp_path: Path):
     ("text", "message"),
     [
         (workflow("  timeout: {queue_timeout: 1h}"), "timeout.queue_timeout"),
-        (workflow("  pool: large"), "pool: unknown pool 'large'.* slurm.pools"),
+        (workflow("  pool: large"), "^file.yaml: pool: unknown pool 'large'.* slurm.pools"),
         (workflow(resource="{gpu: 1}", other="{gpu: 2}"), "master and worker of the group together differ"),
         (workflow("", "{platform: dgx}", "{platform: dgx}"), "resources.platform: unknown platform 'dgx'"),
         (workflow("", "{topology: [{key: rack}]}", "{topology: [{key: rack}]}"), "does not support topology"),

@@ -119,6 +119,16 @@ def test_a_dry_run_prints_the_commands_and_what_the_hosts_receive(profile: str, 
     assert describe(tmp_path, profile) == expected
 
 
+def test_a_dry_run_shows_a_task_after_its_inputs_in_any_order_of_the_file():
+    tasks = (
+        "  - {name: last, image: i, command: [cat], inputs: [{task: first}]}\n  - {name: first, image: i, command: [a]}"
+    )
+    printed = ssh.describe(parse_workflow(f"workflow:\n  name: w\n  tasks:\n{tasks}", Path("file.yaml")), Profile())
+    assert [line for line in printed.splitlines() if line.startswith(("# first", "# last"))] == [
+        *("# first: first", "# last after first: last"),
+    ]
+
+
 def host(name: str, cpu: float = 0.0, gpus: int = 0) -> Host:
     return Host(name, Amounts(cpu, gpus), [str(index) for index in range(gpus)])
 

@@ -17,7 +17,8 @@ BUCKET = "robots"
 
 
 class S3Server:
-    def __init__(self, niceness: int = 0) -> None:
+    def __init__(self, command_prefix: tuple[str, ...] = ()) -> None:
+        """`command_prefix` is put before the command, for example to set its priority."""
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self.environment = {
@@ -26,7 +27,7 @@ class S3Server:
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        argv = ["nice", f"-n{niceness}", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        argv = [*command_prefix, sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
         self._process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._wait()
         urlopen(Request(f"{self.address}/{BUCKET}", method="PUT")).close()

@@ -1,6 +1,5 @@
 """Upload the files that the key `checkpoint` of a task names, while the task runs and at its end."""
 
-import os
 import sys
 import threading
 from pathlib import Path
@@ -8,12 +7,12 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.launch.spec import Checkpoint
 from paceline.run.storage import (
-    LOWEST_PRIORITY,
     Folder,
     StorageError,
     Uploads,
     check_installed,
     check_url,
+    lower_priority,
     matching_files,
 )
 
@@ -43,8 +42,8 @@ class CheckpointUpload:
             raise StorageError(self._error)
 
     def _upload_until_end(self) -> None:
-        # Threads that the library of a store starts for the folder have the same priority.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        # This comes before the library of the store starts its threads.
+        lower_priority()
         while not self._ending.wait(max(self._checkpoint.frequency, _SHORTEST_SECONDS)):
             self._upload()
         self._upload()

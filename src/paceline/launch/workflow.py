@@ -298,3 +298,13 @@ def upstream(group: Group, group_of: dict[str, Group]) -> set[str]:
     """Return the names of the groups whose outputs are inputs of a group."""
     inputs = (given for task in group.tasks for given in task.inputs)
     return {group_of[given.task].name for given in inputs if given.task and not given.is_earlier}
+
+
+def ordered_groups(workflow: Workflow) -> list[Group]:
+    """Return the groups in an order in which they can run: each after those whose outputs are its inputs."""
+    group_of, waiting, ordered = group_by_task(workflow), workflow.task_groups, dict[str, Group]()
+    while waiting:
+        ready = {group.name: group for group in waiting if upstream(group, group_of) <= ordered.keys()}
+        ordered |= ready
+        waiting = [group for group in waiting if group.name not in ready]
+    return [*ordered.values()]

@@ -6,6 +6,7 @@ Credentials come from the environment, as the libraries of each store define the
 import hashlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,8 +23,6 @@ from paceline.errors import UserError, one_line, unknown
 _PACKAGES = {"file": "", "s3": "'paceline[s3]'", "gs": "gcsfs", "az": "adlfs"}
 # The libraries below s3fs repeat requests too. Without this limit an outage is reported only after minutes.
 _OPTIONS = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}}}}
-LOWEST_PRIORITY = 19
-"""Priority (nice value) of transfers that run beside training."""
 # Waiting times between the attempts of a transfer, s.
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)
 # Another attempt does not change the outcome of these errors.
@@ -45,6 +44,15 @@ class NothingStoredError(StorageError):
 
 class ChecksumError(Exception):
     """The content of a file differs from what was transferred."""
+
+
+def lower_priority() -> None:
+    """Give this thread, and the threads that it starts later, the lowest priority, so that transfers use the CPU time
+    that training leaves."""
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    if sys.platform == "linux":
+        # Threads of this policy do not interrupt others when data arrives.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def is_url(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from paceline.errors import UserError
 from paceline.process import interrupts
 from paceline.process.parent import die_with
-from paceline.run.storage import LOWEST_PRIORITY, Folder, StorageError, check_url
+from paceline.run.storage import Folder, StorageError, check_url, lower_priority
 
 
 class FolderProcess:
@@ -64,8 +64,9 @@ class FolderProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "paceline.run.storage_process", self.url, str(os.getpid())]
-        # In another session, Ctrl-C in the terminal does not reach it: the last files are uploaded afterwards.
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        # In another process group, Ctrl-C in the terminal does not reach it: the last files are uploaded afterwards. It
+        # is not in another session, because Linux divides CPU time among sessions first, whatever their priorities are.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
 
 def _serve(url: str, requests: BinaryIO, answers: BinaryIO) -> None:
@@ -90,7 +91,7 @@ def _main() -> None:
     # A scheduler may send its signals to all processes of a run.
     interrupts.ignore()
     die_with(int(parent))
-    os.nice(LOWEST_PRIORITY)
+    lower_priority()
     with os.fdopen(os.dup(1), "wb") as answers:
         # Only answers are written to the pipe, also if a library prints.
         os.dup2(2, 1)

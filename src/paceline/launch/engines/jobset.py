@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any
@@ -21,7 +20,7 @@ from paceline.launch.engines.task_files import TaskFiles, TaskSpec
 from paceline.launch.profile import KubernetesSettings
 from paceline.launch.spec import File, Group, Resource, Task, Workflow
 from paceline.launch.task_runner import STORAGE_CODE
-from paceline.launch.workflow import group_by_task, upstream
+from paceline.launch.workflow import group_by_task, ordered_groups, upstream
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of all objects of a job."""
@@ -59,7 +58,7 @@ def render(
     group_of = group_by_task(workflow)
     needs = {group.name: upstream(group, group_of) for group in workflow.task_groups}
     parts = dict[str, list[Group]]()
-    for groups in (found := _connected(workflow.task_groups, needs)):
+    for groups in (found := _connected(workflow, needs)):
         jobset = name if len(found) == 1 else dns_label(f"{name}-{groups[0].name}", _LONGEST_JOBSET)
         parts[jobset] = groups
         for task in (task for group in groups for task in group.tasks):
@@ -90,16 +89,14 @@ def _task_label(task: Task) -> str:
     return dns_label(task.name, _LONGEST_TASK)
 
 
-def _connected(groups: list[Group], needs: dict[str, set[str]]) -> list[list[Group]]:
+def _connected(workflow: Workflow, needs: dict[str, set[str]]) -> list[list[Group]]:
     """Return the sets of groups that depend on each other, each in an order in which they can run."""
-    by_name = {group.name: group for group in groups}
-    order = TopologicalSorter({name: sorted(before) for name, before in needs.items()}).static_order()
-    found = list[list[Group]]()
-    for group in map(by_name.__getitem__, order):
+    names, found = [group.name for group in workflow.task_groups], list[list[Group]]()
+    for group in ordered_groups(workflow):
         joined = [part for part in found if needs[group.name] & {each.name for each in part}]
         found = [part for part in found if part not in joined]
         found.append([*(each for part in joined for each in part), group])
-    return sorted(found, key=lambda part: min(map(groups.index, part)))
+    return sorted(found, key=lambda part: min(names.index(group.name) for group in part))
 
 
 @dataclass(frozen=True)

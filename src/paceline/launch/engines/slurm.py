@@ -45,7 +45,7 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
     """Return the batch scripts and the commands that submit them, as for the first job of the workflow."""
     check_supported(file, "slurm", _HONORED)
     directory = profile.storage_root.absolute() / "jobs" / f"{file.workflow.name}-1"
-    jobs = batch_jobs(file.workflow, profile, directory)
+    jobs = batch_jobs(file, profile, directory)
     ids = {job.group: f"$job{index}" for index, job in enumerate(jobs, 1)}
     scripts = [f"# {job.path}\n{job.script}" for job in jobs]
     commands = [f"{ids[job.group][1:]}=$({_shell_line(job.command(ids))})" for job in jobs]
@@ -62,7 +62,7 @@ def launch(file: WorkflowFile, profile: Profile, console: Console, options: Laun
     check_supported(file, "slurm", _HONORED)
     if options.oversubscribe:
         raise UserError("--oversubscribe: Slurm decides which nodes have the resources of a task; remove the option")
-    batch_jobs(file.workflow, profile, Path())
+    batch_jobs(file, profile, Path())
     _find_slurm("sbatch")
     check_host(file, profile)
     job = _submit(file, profile)
@@ -86,7 +86,7 @@ def _submit(file: WorkflowFile, profile: Profile) -> JobRecord:
     (directory / SUBMISSION).write_text(submission.model_dump_json(indent=2))
     with Interrupts(notice="Canceling what was submitted.") as stop:
         try:
-            for job in batch_jobs(file.workflow, profile, directory):
+            for job in batch_jobs(file, profile, directory):
                 job.path.write_text(job.script)
                 # Where several clusters are used, the name of the cluster follows the ID.
                 record.handles[job.group] = _call(*job.command(record.handles)).strip().partition(";")[0]

@@ -10,7 +10,7 @@ from paceline.errors import UserError, unknown
 from paceline.launch.engines.support import environment
 from paceline.launch.profile import Profile
 from paceline.launch.spec import Group, Resource, Workflow, size_bytes
-from paceline.launch.workflow import group_by_task, upstream
+from paceline.launch.workflow import WorkflowFile, group_by_task, ordered_groups, upstream
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class BatchJob:
         return ["sbatch", "--parsable", "--export=ALL", *dependency, str(self.path)]
 
 
-def batch_jobs(workflow: Workflow, profile: Profile, directory: Path) -> list[BatchJob]:
+def batch_jobs(file: WorkflowFile, profile: Profile, directory: Path) -> list[BatchJob]:
     """Return the jobs of a workflow, each after those that it depends on. `directory` is the directory of the job on
     the shared file system. Raise UserError, with the name of the key, for what Slurm cannot do."""
-    _check_workflow(workflow, profile)
-    group_of, waiting, jobs = group_by_task(workflow), list(workflow.task_groups), list[BatchJob]()
-    while waiting:
-        submitted = {job.group for job in jobs}
-        for group in [group for group in waiting if upstream(group, group_of) <= submitted]:
-            waiting.remove(group)
-            script = _script(group, workflow, profile, directory)
-            path = directory / f"{group.name}.sbatch"
+    workflow = file.workflow
+    group_of, jobs = group_by_task(workflow), list[BatchJob]()
+    try:
+        _check_workflow(workflow, profile)
+        for group in ordered_groups(workflow):
+            script, path = _script(group, workflow, profile, directory), directory / f"{group.name}.sbatch"
             jobs.append(BatchJob(group.name, tuple(sorted(upstream(group, group_of))), path, script))
+    except UserError as error:
+        raise UserError(f"{file.path}: {error}") from None
     return jobs
 
 

@@ -32,7 +32,7 @@ from paceline.launch.engines.tunnel import open_tensorboard
 from paceline.launch.job_record import JobRecord, new_job
 from paceline.launch.profile import Profile, SshHost
 from paceline.launch.spec import Task
-from paceline.launch.workflow import WorkflowFile
+from paceline.launch.workflow import WorkflowFile, ordered_groups
 from paceline.process.interrupts import cleanup_on_exit
 
 status, logs, cancel = print_status, print_logs, stop_coordinator
@@ -57,7 +57,7 @@ def describe(file: WorkflowFile, profile: Profile) -> str:
     lines = [file.text.rstrip(), ""]
     for host in commands:
         lines += [shlex.join(host.sync(path)) for path in profile.ssh.sync]
-    for group in workflow.task_groups:
+    for group in ordered_groups(workflow):
         placement.check(group)
         placement.reserve(group)
         for task in group.tasks:
