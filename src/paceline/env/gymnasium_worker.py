@@ -8,6 +8,7 @@ from typing import Any
 
 from gymnasium.vector.async_vector_env import _async_worker
 
+from paceline.env.mujoco_warnings import as_python_warnings
 from paceline.process.interrupts import SIGNALS
 
 
@@ -20,7 +21,7 @@ def run_worker(index: int, make_env: Callable[[], Any], *arguments: Any) -> None
     """
 
     def make_silently() -> Any:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), as_python_warnings():
             warnings.simplefilter("ignore")
             return make_env()
 

@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker, util
 from typing import Any, Literal, cast
 
 from paceline.env.gymnasium_env import EPISODE_STEPS, GymnasiumEnv, time_limit
+from paceline.env.mujoco_warnings import MujocoWarning, as_python_warnings
 from paceline.env.training_settings import TrainingSettings
 from paceline.errors import UserError
 from paceline.process.interrupts import SIGNALS
@@ -131,12 +132,14 @@ def _warning_once() -> Iterator[None]:
     what it has shown when code of an env changes the filters."""
     caught: list[warnings.WarningMessage] = []
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, as_python_warnings():
             yield
     finally:
         places: dict[Any, warnings.WarningMessage] = {}
         for each in caught:
-            places.setdefault((each.category, each.filename, each.lineno), each)
+            # MuJoCo does not say which line of code a warning is about.
+            text = str(each.message) if each.category is MujocoWarning else ""
+            places.setdefault((each.category, each.filename, each.lineno, text), each)
         for each in places.values():
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
