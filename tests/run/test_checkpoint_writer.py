@@ -20,6 +20,7 @@ from paceline.run import checkpoint, checkpoint_writer
 from paceline.run.checkpoint_writer import CheckpointWriter
 from paceline.run.directory import RunDir
 from paceline.run.mirror import Mirror, download_run
+from paceline.run.storage_process import FolderProcess
 from tests.distributed.ranks import on_ranks
 from tests.states import flat
 
@@ -122,6 +123,29 @@ def test_a_mirror_has_the_shards_of_its_checkpoints(tiny_run: Path, tmp_path: Pa
     assert expected.keys() == found.keys()
     assert torch.equal(found["learner/envs/qpos"], ENVS["qpos"])
     assert checkpoint.load(copy.checkpoints / checkpoint.BEST)["learner"]["iteration"] == 3
+
+
+def test_a_checkpoint_that_is_removed_during_its_upload_does_not_stay_in_the_mirror(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    run, upload = RunDir(tmp_path / "run"), FolderProcess.upload
+    oldest = checkpoint.listing(run.checkpoints)[0]
+
+    def upload_too_late(folder: FolderProcess, file: Path, name: str) -> str | None:
+        checksum = upload(folder, file, name)
+        if file == oldest:
+            file.unlink()
+            return None
+        return checksum
+
+    monkeypatch.setattr(FolderProcess, "upload", upload_too_late)
+    mirror = Mirror(f"file://{tmp_path}/mirror", print)
+    mirror.claim(run)
+    mirror.start(run)
+    assert mirror.finish(stop_requested=lambda: False) is None
+    assert not (tmp_path / "mirror/checkpoints" / oldest.name).exists()
+    assert (tmp_path / "mirror/run.yaml").exists()
 
 
 def state(iteration: int, envs: dict[str, torch.Tensor]) -> dict[str, Any]:

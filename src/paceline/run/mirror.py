@@ -119,6 +119,9 @@ class Mirror:
             self._sums[name] = checksum
             if checkpoint.is_numbered(file):
                 self._write_sums()
+        elif _is_checkpoint(name) and name not in self._sums and not file.exists():
+            # It was removed during its upload.
+            self._folder.delete(name)
 
     def _delete_old(self) -> None:
         old = [name for name in self._sums if not (self._run.path / name).exists()]
