@@ -366,6 +366,13 @@ def test_a_file_is_refused_with_its_line_and_a_remedy(case: str):
         assert part in message
 
 
+def test_a_url_with_credentials_is_refused_and_not_repeated():
+    with pytest.raises(UserError, match="storage_url: a URL contains credentials") as refusal:
+        parse(MULTI_NODE, "storage_url=s3://key:c3cret@bucket/run")
+    assert "c3cret" not in str(refusal.value)
+    parse(MULTI_NODE, "storage_url=s3://user@bucket:80/run")
+
+
 def test_values_that_the_file_does_not_use_are_refused():
     with pytest.raises(UserError, match="did you mean 'num_gpu'"):
         parse(MULTI_NODE, "num_gpus=4", "storage_url=s3://bucket")

@@ -17,6 +17,7 @@ from paceline.launch.spec import Group, Task, Workflow
 from paceline.validation import read_text, shown
 
 _SECTIONS = ("version", "workflow", "default-values")
+_URL_WITH_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@:]*:[^\s/@$]+@", re.IGNORECASE)
 _SECTION = re.compile(r"""^(["']?)([A-Za-z_][\w-]*)\1[ \t]*:(?=[ \t\r\n]|$)""")
 
 
@@ -164,6 +165,12 @@ def _given(option: str, arguments: Iterable[str]) -> dict[str, Any]:
             raise UserError(f"{option} {shown(argument)} must be NAME=VALUE, for example num_gpu=4")
         if found := template.RESERVED.search(value):
             raise UserError(f"{option} {name}: the character {shown(found[0])} is reserved; remove it")
+        if _URL_WITH_PASSWORD.search(value):
+            # The error does not repeat the value, which holds a secret.
+            raise UserError(
+                f"{option} {name}: a URL contains credentials, which would be stored with the job: leave them out, and "
+                "give them in environment variables or in the credentials of the task"
+            )
         values[name] = _number(value) if option == "--set" else value
     return values
 
