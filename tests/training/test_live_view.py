@@ -38,6 +38,7 @@ def on_terminal(*argv: str, cwd: Path) -> str:
     finally:
         os.close(terminal)
         process.kill()
+        process.wait()
     return written.decode()
 
 

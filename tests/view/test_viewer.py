@@ -20,7 +20,7 @@ from paceline.errors import UserError
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
-from paceline.view.viewer_server import DEFAULT_PORT, choose_address, serve
+from paceline.view.viewer_server import DEFAULT_PORT, Address, choose_address, serve
 from tests import forked
 from tests.cameras.small import SMALL_ENCODER
 from tests.signals import DEFAULT_SIGNALS
@@ -256,6 +256,12 @@ def test_an_option_that_would_have_no_effect_is_refused(argv: str, said: str, tm
 def test_an_address_of_another_host_is_refused(host: str, port: int | None, said: str):
     with pytest.raises(UserError, match=said):
         choose_address(host, port)
+
+
+def test_an_address_for_all_hosts_is_printed_with_the_name_of_this_host_and_a_warning():
+    (line,) = Address("0.0.0.0", 8080).lines()
+    assert line.startswith(f"viewer: http://{socket.gethostname()}:8080 (without a password")
+    assert Address("::1", 8080).lines()[0] == "viewer: http://[::1]:8080"
 
 
 def test_the_extra_is_named_if_viser_is_missing(monkeypatch: pytest.MonkeyPatch):
