@@ -1,12 +1,10 @@
 """Run a scaling experiment: train the cells of a grid, each as a process, then write the report."""
 
-import os
 import shlex
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +18,7 @@ from paceline.experiments.grid import Cell, Grid, open_grid
 from paceline.experiments.report import PAGE, check_installed, print_findings, write_report
 from paceline.launch.engines.report import last_line
 from paceline.process.interrupts import EXIT_CODE, STOP_NOTICE, Interrupts
-from paceline.process.parent import die_with
+from paceline.process.parent import dying_with_this
 from paceline.run.directory import RunDir
 
 _POLL_SECONDS = 0.2
@@ -121,13 +119,12 @@ class _Runs:
             log.write(f"$ {shlex.join(['paceline', *argv])}\n".encode())
             log.flush()
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "paceline", *argv],
+                dying_with_this([sys.executable, "-P", "-m", "paceline", *argv]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # A terminal sends Ctrl-C to this process only, which then stops the cells.
                 start_new_session=True,
-                preexec_fn=partial(die_with, os.getpid()),
             )
         self._running[cell] = _Process(process, gpu_ids, time.monotonic())
         self._print(f"{self._title(cell)}: started; log: {self._log(cell)}")
