@@ -1,4 +1,4 @@
-"""Opening a run imports only installed modules, and none from the current directory."""
+"""Opening a run imports only installed modules, and none from the current directory. Ranks exit cleanly."""
 
 import os
 import shutil
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import __version__
 from paceline.errors import UserError
 from paceline.tasks import registry
 
@@ -106,3 +107,32 @@ def test_a_module_that_cannot_be_imported_is_reported_in_one_line(
 def test_an_invalid_module_name_is_refused(name: str):
     with pytest.raises(UserError, match="cannot be imported"):
         registry.find(name)
+
+
+def test_a_rank_exits_cleanly_while_a_thread_uses_the_store():
+    script = """
+import sys
+import threading
+
+from torch.distributed import TCPStore
+
+from paceline.__main__ import main
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store.set("key", "value")
+
+
+def use() -> None:
+    while True:
+        store.get("key")
+
+
+threading.Thread(target=use, daemon=True).start()
+sys.argv = ["paceline", "--version"]
+main()
+"""
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | ranks, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")

@@ -42,6 +42,12 @@ def main() -> None:
         print(_INTERRUPTED, file=sys.stderr)
         code = interrupts.EXIT_CODE
     interrupts.exit_at_once(code)
+    if under_launcher():
+        # A thread that waits for torch's store, which may be slow while other ranks end, would abort the process when
+        # it returns to an interpreter that is shutting down. The run is closed, so nothing is lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 
