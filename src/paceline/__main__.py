@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import threading
 
 
 def _leave_out_current_directory() -> None:
@@ -22,7 +23,7 @@ if __name__ == "__main__":
     # This comes before all imports of modules outside the interpreter.
     _leave_out_current_directory()
 
-from paceline.distributed.launcher import under_launcher  # noqa: E402
+from paceline.distributed.launcher import WATCH_THREAD, under_launcher  # noqa: E402
 from paceline.process import interrupts, streams  # noqa: E402
 
 _INTERRUPTED = "paceline: interrupted"
@@ -42,9 +43,9 @@ def main() -> None:
         print(_INTERRUPTED, file=sys.stderr)
         code = interrupts.EXIT_CODE
     interrupts.exit_at_once(code)
-    if under_launcher():
-        # A thread that waits for torch's store, which may be slow while other ranks end, would abort the process when
-        # it returns to an interpreter that is shutting down. The run is closed, so nothing is lost.
+    if any(thread.name == WATCH_THREAD for thread in threading.enumerate()):
+        # The watch over other ranks could not be stopped, because it waits for torch's store. It would abort the
+        # process when it returns to an interpreter that is shutting down. The run is closed, so nothing is lost.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -20,6 +20,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from paceline.distributed.launch_record import machine_id
+from paceline.distributed.launcher import WATCH_THREAD
 from paceline.distributed.rank import Rank
 
 REFUSAL_EXIT_CODE = 2
@@ -115,7 +116,7 @@ class Watch:
         """Start the threads. If another rank fails, they call `on_failure` and end the process."""
         self._on_failure = on_failure
         self._store.set_timeout(UNLIMITED)
-        self._thread = threading.Thread(target=self._run, daemon=True, name="watch")
+        self._thread = threading.Thread(target=self._run, daemon=True, name=WATCH_THREAD)
         self._thread.start()
         if not self._rank.is_main:
             threading.Thread(target=self._guard, daemon=True, name="guard").start()

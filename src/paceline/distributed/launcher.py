@@ -15,6 +15,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 _JAX_VARIABLES = {
     name: f"JAX_{name.replace('MASTER', 'COORDINATOR')}" for name in _VARIABLES if name != "LOCAL_WORLD_SIZE"
 }
+WATCH_THREAD = "watch"
+"""Name of the thread in which a rank watches the others."""
 _REMEDY = "start the ranks with a launcher, or unset its variables to train with a single rank"
 
 
