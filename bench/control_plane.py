@@ -3,7 +3,7 @@
     unshare --net sh -c 'ip link set lo up; python bench/control_plane.py [--clients 64 256 1024] [--rounds 3]'
 
 The clients are threads of a few processes. Each has its own connection to a real TCPStore over loopback and its own
-`Watch`, as a rank has; there are no envs and no process group. The main rank has a process of its own, and so has the
+`Watch`, as a rank has; there are no envs and no process group. The main rank has a separate process, and so has the
 store, as under torch's elastic launcher. A round is a start on a new store, a failure of the last client, and a restart
 on the same store. torch looks up the names of all connections; in a separate network namespace it does not ask a name
 server for them:

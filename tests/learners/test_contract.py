@@ -127,7 +127,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 Results = dict[int, list[dict[str, Any]]]
-"""What each rank returned, by the number of ranks of the run."""
+"""Results of each rank, by the number of ranks of the run."""
 
 
 @pytest.fixture(scope="module", params=LEARNERS)

@@ -1,4 +1,4 @@
-"""What `paceline train` shows on a real pseudo-terminal, from the first output to the table of ranks."""
+"""The output of `paceline train` on a real pseudo-terminal, from the first line to the table of ranks."""
 
 import fcntl
 import os

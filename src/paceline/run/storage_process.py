@@ -65,7 +65,7 @@ class FolderProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "paceline.run.storage_process", self.url, str(os.getpid())]
         # In another process group, Ctrl-C in the terminal does not reach it: the last files are uploaded afterwards. It
-        # is not in another session, because Linux divides CPU time among sessions first, whatever their priorities are.
+        # is not in another session, because Linux first divides CPU time among sessions and ignores their priorities.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
 
 

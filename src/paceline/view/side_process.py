@@ -27,7 +27,7 @@ class SideProcess:
                 stdout=log,
                 stderr=log,
                 env=os.environ | _ENVIRONMENT,
-                # Ctrl-C on a terminal is for the training. In a session of its own, the priority of the process would
+                # Ctrl-C on a terminal is for the training. In a separate session, the priority of the process would
                 # have no effect where Linux groups processes by session.
                 process_group=0,
             )
