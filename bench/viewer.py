@@ -4,8 +4,9 @@
 
 One training run passes through three phases, round by round: the process of the viewer is stopped ("off"), it runs
 without a client ("idle"), and a client in another process reads the page over a WebSocket as a browser does
-("watched"). A result is the median over the rounds of the ratio of the env steps per second to those of "off" in the
-same round. The client shares the CPU with the training here; a browser is usually on another machine.
+("watched"). Every second round has the opposite order, because the rate changes while the policy learns. A result is
+the median over the rounds of the ratio of the env steps per second to those of "off" in the same round. The client
+shares the CPU with the training here; a browser is usually on another machine.
 """
 
 import argparse
@@ -48,7 +49,8 @@ class Phases:
     name = "measurement"
 
     def __init__(self, address: Address, rounds: int, seconds: float):
-        self._address, self._seconds, self._left = address, seconds, [*PHASES] * rounds
+        self._address, self._seconds = address, seconds
+        self._left = [phase for i in range(rounds) for phase in (PHASES if i % 2 == 0 else PHASES[::-1])]
         url, script = f"ws://{address.host}:{address.port}", Path(__file__).with_name("viewer_client.py")
         command = (sys.executable, script, url, version("viser"))
         self._client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -87,7 +89,9 @@ class Phases:
             # The viewer notices that the client has gone.
             time.sleep(1.0)
         if not self._left:
-            os.kill(os.getpid(), signal.SIGINT)
+            self._viewer.send_signal(signal.SIGCONT)
+            # SIGINT is ignored by a process that a script has started in the background.
+            os.kill(os.getpid(), signal.SIGTERM)
             return
         self._phase, self._started, self._measured_from = self._left.pop(0), time.monotonic(), None
         self._viewer.send_signal(signal.SIGSTOP if self._phase == "off" else signal.SIGCONT)
@@ -111,7 +115,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--num-envs", type=int, help="the default is that of the task")
     parser.add_argument("--viewer-envs", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each phase")
     args = parser.parse_args()
     entry, load = registry.find(args.task), os.getloadavg()[0]
