@@ -18,6 +18,7 @@ def write_run(
     seed: int = 0,
     seconds: float = 1.0,
     parts: tuple[float, float, float] = (0.6, 0.3, 0.1),
+    collection: dict[str, float] | None = None,
     backend: str = "gloo",
     task: str = "cartpole",
     losses: dict[str, list[float]] | None = None,
@@ -25,7 +26,7 @@ def write_run(
     **config: Any,
 ) -> Path:
     """Write the files of a run with one return per iteration of `seconds`, 10 steps per env. `parts` are the seconds of
-    collection, of the update without synchronization, and of synchronization."""
+    collection, of the update without synchronization, and of synchronization; `collection` are parts of the first."""
     run = RunDir(path)
     path.mkdir(parents=True)
     run.write_config(TrainConfig(task=task, env={}, total_envs=envs, seed=seed, max_iterations=len(returns), **config))
@@ -44,6 +45,7 @@ def write_run(
         }
         metrics |= {name: values[index] for name, values in (losses or {"loss/value": [1.0] * len(returns)}).items()}
         metrics |= {"measure/success": success[index]} if success else {}
+        metrics |= {f"seconds/{name}": part for name, part in (collection or {}).items()}
         of_ranks = {"collect": collect, "update": update + sync, "sync": sync}
         of_ranks = {f"seconds/{name}": part for name, part in of_ranks.items()} | {"memory/used_mib": 512.0}
         for name, part in of_ranks.items():

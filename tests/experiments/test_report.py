@@ -12,10 +12,11 @@ from rich.console import Console
 
 from paceline.cli.report import report as report_command
 from paceline.errors import UserError
+from paceline.experiments.curves import curve
 from paceline.experiments.findings import findings
 from paceline.experiments.report import group_runs, write_report
 from paceline.experiments.run_data import read_run
-from paceline.experiments.statistics import Comparison, Interval, compare, curve, interval
+from paceline.experiments.statistics import Comparison, Interval, compare, interval
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.train import train
@@ -88,6 +89,36 @@ def test_advice_about_synchronization_names_modes_that_the_run_can_use(
     one = write_run(tmp_path / "1", LINEAR, **options)
     two = write_run(tmp_path / "2", LINEAR, ranks=2, seconds=2.0, parts=(0.3, 0.2, 1.5), **options)
     assert advice in statements(compared({"one": [one], "two": [two]}))["What to try"]
+
+
+@pytest.mark.parametrize(
+    ("collection", "largest", "advice"),
+    [
+        ({"physics": 0.4, "rendering": 0.1}, "physics", "more ranks, more cores per rank or a GPU"),
+        ({"physics": 0.1, "rendering": 0.45}, "rendering", "Lower the resolution of the cameras"),
+        ({"physics": 0.1}, "policy (actions, rewards, observations)", "a smaller network"),
+        (None, "collection (physics, policy)", "more ranks, or more cores per rank"),
+    ],
+)
+def test_the_largest_part_of_an_iteration_is_named(
+    collection: dict[str, float] | None, largest: str, advice: str, tmp_path: Path
+) -> None:
+    result = compared({"run": [write_run(tmp_path / "run", LINEAR, collection=collection)]})
+    parts = result.groups[0].seconds_by_part()
+    assert sum(parts.values()) == pytest.approx(1.0)
+    assert parts | (collection or {}) == pytest.approx(parts)
+    text = statements(result)
+    assert f"the largest part of an iteration is {largest}." in text["What limits the speed"]
+    assert advice in text["What to try"]
+
+
+def test_parts_that_some_runs_have_not_measured_are_not_compared(tmp_path: Path) -> None:
+    old, new = (
+        write_run(tmp_path / "1", LINEAR),
+        write_run(tmp_path / "2", LINEAR, ranks=2, collection={"physics": 0.4}),
+    )
+    result = compared({"old": [old], "new": [new]})
+    assert all("collect" in group.seconds_by_part() for group in result.groups)
 
 
 def test_emulated_ranks_have_no_efficiency(tmp_path: Path) -> None:
@@ -262,6 +293,8 @@ def test_the_command_compares_real_runs(trained: list[Path], reported: tuple[Pat
     assert two["sync_share"] > 0
     collect = two["collect_seconds"]
     assert collect["min"] <= collect["mean"] <= collect["max"]
+    assert all(0 < group["physics_seconds"] < group["collect_seconds"]["max"] for group in (one, two))
+    assert one["rendering_seconds"] < one["physics_seconds"]
     text = (folder / "results.md").read_text()
     assert all(" ".join(finding["statements"]) in text for finding in results["findings"])
 

@@ -15,6 +15,7 @@ from paceline.distributed.rank import Rank
 from paceline.run import checkpoint
 from paceline.run.config import TrainConfig, plain
 from paceline.run.directory import RunDir
+from paceline.run.metrics_file import read_metrics
 from paceline.tasks.cartpole_camera import CartpoleCamera
 from paceline.train import train
 from paceline.training.build import make_env
@@ -46,6 +47,14 @@ def read(directory: RunDir) -> dict[str, dict[int, np.ndarray]]:
         name: {event.step: np.asarray(Image.open(BytesIO(event.encoded_image_string))) for event in events.Images(name)}
         for name in events.Tags()["images"]
     }
+
+
+def test_the_time_of_physics_and_rendering_is_logged(run: RunDir) -> None:
+    iterations, _ = read_metrics(run.metrics_file)
+    for metrics in iterations:
+        physics, rendering = metrics["seconds/physics"], metrics["seconds/rendering"]
+        assert min(physics, rendering) > 0
+        assert physics + rendering < metrics["seconds/collect"]
 
 
 def test_tensorboard_shows_what_the_cameras_see(run: RunDir) -> None:

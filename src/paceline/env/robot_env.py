@@ -10,6 +10,7 @@ from paceline.cameras.tiled_camera import TiledCamera, prepare_model
 from paceline.env.check_task import check_members, check_model, check_results
 from paceline.env.observations import ObservationHistory
 from paceline.env.randomization import Randomizer, per_env_fields
+from paceline.env.step_timer import StepTimer
 from paceline.env.task import EnvState, Task, overrides
 from paceline.env.vec_env import Step, TensorSpec
 from paceline.errors import UserError
@@ -47,6 +48,7 @@ class RobotEnv:
         self.task, self.num_envs, self.num_actions, self.seed = task, num_envs, task.num_actions, seed
         self.device, self.first_env, self.action_choices = torch.device(device), first_env, task.action_choices
         self.capturable = self.device.type == "cuda"
+        self._timer = StepTimer(enabled=not self.capturable)
         self._updates_state, self._resamples = overrides(task, "update_state"), overrides(task, "resample")
         model, cameras = task.model(), task.cameras()
         randomized = task.randomized_fields() if randomize else ()
@@ -124,7 +126,8 @@ class RobotEnv:
 
     def step(self, actions: Tensor) -> Step:
         self._apply(actions.detach())
-        self.sim.step(self.task.decimation)
+        with self._timer.measure("physics"):
+            self.sim.step(self.task.decimation)
         samples = self._next_samples()
         outcome, done, qpos, qvel = self._evaluate(samples)
         self._randomizer.randomize(done, self._episode_step, samples.fields)
@@ -133,12 +136,17 @@ class RobotEnv:
             self.sim.push(self._push())
         if self._move_mocap:
             self._move_mocap()
-        self.sim.sense()
+        with self._timer.measure("physics"):
+            self.sim.sense()
         return Step(self._observe() | self._render(), *outcome)
 
     def observe(self) -> dict[str, Tensor]:
         obs = self._current_observations() | self._tiled_camera.images
         return obs | {name: history.latest(obs[name]) for name, history in self._histories.items()}
+
+    def take_part_seconds(self) -> dict[str, float]:
+        """Return the seconds that steps have spent in "physics" and "rendering" since the last call; empty on a GPU."""
+        return self._timer.take()
 
     def faults(self) -> Tensor:
         return torch.stack((self.sim.failures.sum(), self.sim.overflows.sum())).float()
@@ -201,7 +209,8 @@ class RobotEnv:
 
     def _render(self) -> dict[str, Tensor]:
         """Render the cameras that are due and return the images of all cameras. The next step overwrites them."""
-        self._tiled_camera.render(self._episode_step, self._steps)
+        with self._timer.measure("rendering"):
+            self._tiled_camera.render(self._episode_step, self._steps)
         return self._stack()
 
     def _set_task_state(self, values: dict[str, Tensor], mask: Tensor) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from paceline.experiments.formatting import duration, listed, number, percent
-from paceline.experiments.statistics import Comparison, GroupResult, Interval, TargetTime
+from paceline.experiments.statistics import LEAST_SHARE, Comparison, GroupResult, Interval, TargetTime
 
 _GOOD_EFFICIENCY = 0.9
 # A slowest rank that needs more than this ratio of the fastest rank's time delays the others.
@@ -108,7 +108,9 @@ def _some(group: GroupResult) -> str:
 def _limits(comparison: Comparison, group: GroupResult) -> list[str]:
     parts, total = group.seconds_by_part(), group.iteration_seconds
     shares = [
-        f"{percent(seconds / total)} {_part(name, group)}" for name, seconds in parts.items() if seconds > 5e-4 * total
+        f"{percent(seconds / total)} {_part(name, group)}"
+        for name, seconds in parts.items()
+        if seconds >= LEAST_SHARE * total
     ]
     largest = max(parts, key=lambda name: parts[name])
     texts = [f"With {group.label}, the largest part of an iteration is {_part(largest, group)}."]
@@ -130,6 +132,9 @@ def _part(name: str, group: GroupResult) -> str:
     rendering = ", rendering" if group.has_cameras else ""
     return {
         "collect": f"collection (physics, policy{rendering})",
+        "physics": "physics",
+        "rendering": "rendering",
+        "policy": "policy (actions, rewards, observations)",
         "update": "update" if group.sync_share is not None else "update with synchronization",
         "synchronization": "synchronization (with the wait for slower ranks)",
         "other": "other work (metrics, logging)",
@@ -161,7 +166,7 @@ def _advice(comparison: Comparison, group: GroupResult) -> list[str]:
     if part == "synchronization":
         texts.append(_sync_advice(group))
     elif part == "collect" and group.has_cameras and not lost:
-        texts.append(_CAMERA_ADVICE)
+        texts.append(f"Collection includes rendering. {_ADVICE['rendering']}")
     else:
         texts.append((_SCALING_ADVICE if lost else _ADVICE)[part])
     return texts
@@ -177,20 +182,23 @@ def _sync_advice(group: GroupResult) -> str:
     return f"Each minibatch needs one all-reduce: use more envs per rank, fewer minibatches{other}."
 
 
+_SHARED_MACHINE = (
+    "Ranks on one machine share its cores and memory bandwidth: give each rank its own cores or GPU, or use fewer "
+    "ranks with more envs each. A GPU needs thousands of envs to be busy."
+)
 _SCALING_ADVICE = {
-    "collect": "Ranks on one machine share its cores and memory bandwidth: give each rank its own cores or GPU, "
-    "or use fewer ranks with more envs each. A GPU needs thousands of envs to be busy.",
+    **dict.fromkeys(("collect", "physics", "rendering", "policy"), _SHARED_MACHINE),
     "update": "The update has a fixed cost per minibatch: use more envs per rank, or fewer and larger minibatches.",
     "other": "Metrics and logging do not scale: use more envs per rank, so that iterations are longer.",
 }
 _ADVICE = {
     "collect": "Collection needs no exchange between ranks: more ranks, or more cores per rank, shorten it.",
+    "physics": "Physics needs no exchange between ranks: more ranks, more cores per rank or a GPU shorten it.",
+    "rendering": "Lower the resolution of the cameras, or render less often. More ranks divide it.",
+    "policy": "The policy acts in each control step: a smaller network, or a larger decimation, shortens it.",
     "update": "More ranks divide the update; fewer epochs or smaller networks shorten it on every rank.",
     "other": _SCALING_ADVICE["other"],
 }
-_CAMERA_ADVICE = (
-    "Collection includes rendering: lower the resolution of the cameras or render less often. More ranks divide it."
-)
 
 
 def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]) -> list[str]:

@@ -10,10 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter, ScalarFormatter
 
+from paceline.experiments.curves import curve
 from paceline.experiments.forecast import Scaling
 from paceline.experiments.formatting import duration, number, percent, scaled_duration
 from paceline.experiments.run_data import RunData
 from paceline.experiments.statistics import (
+    LEAST_SHARE,
     RETURN,
     SECONDS,
     STEPS,
@@ -21,7 +23,6 @@ from paceline.experiments.statistics import (
     Comparison,
     GroupResult,
     Interval,
-    curve,
 )
 
 # The colors of Okabe and Ito, which color-blind readers can tell apart; yellow is too light for lines.
@@ -29,6 +30,9 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _STYLES = ("-", "--", "-.", ":")
 _PARTS = {
     "collect": ("#0072B2", ""),
+    "physics": ("#0072B2", ""),
+    "rendering": ("#009E73", "\\\\"),
+    "policy": ("#56B4E9", "--"),
     "update": ("#E69F00", "//"),
     "synchronization": ("#D55E00", "xx"),
     "other": ("#BBBBBB", ".."),
@@ -183,7 +187,9 @@ def _iteration_parts(comparison: Comparison) -> Plot:
     figure, axes = _figure(_bar_height(groups) + 0.3)
     left = np.zeros(len(groups))
     for part, (color, hatch) in _PARTS.items():
-        shares = np.array([group.seconds_by_part()[part] / group.iteration_seconds for group in groups])
+        shares = np.array([group.seconds_by_part().get(part, 0.0) / group.iteration_seconds for group in groups])
+        if shares.max() < LEAST_SHARE:
+            continue
         axes.barh(range(len(groups)), shares, 0.6, left, color=color, hatch=hatch, edgecolor="white", label=part)
         left += shares
     for row, group in enumerate(groups):
@@ -195,8 +201,10 @@ def _iteration_parts(comparison: Comparison) -> Plot:
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("share of the time of an iteration")
     _label_rows(axes, groups)
-    _legend(figure, 4)
+    _legend(figure, 3)
     caption = "Mean over ranks. Synchronization includes the wait for slower ranks."
+    if any(group.physics_seconds is not None for group in groups):
+        caption += " Physics and rendering are those of the main rank."
     if any(group.sync_share is None for group in groups):
         caption += " Not measured: part of a CUDA graph, in the update."
     return _plot(figure, axes, "iteration_parts", _SPEED, "Share of synchronization and other parts", caption)

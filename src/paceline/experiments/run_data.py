@@ -80,6 +80,15 @@ class RunData:
         warmup = np.isin(numbers, [session.first_iteration + i for session in self.sessions for i in (0, 1)])
         return values[known & ~warmup] if (known & ~warmup).sum() >= _STEADY_ITERATIONS else values[known]
 
+    def points(self, x_name: str, y_name: str) -> tuple[Array, Array]:
+        """Return two metrics in the iterations in which both have a value; empty if the run does not have both."""
+        missing = np.array([], dtype=np.float64)
+        if x_name not in self.metrics or y_name not in self.metrics:
+            return missing, missing
+        x, y = self.metrics[x_name], self.metrics[y_name]
+        both = ~np.isnan(x) & ~np.isnan(y)
+        return x[both], y[both]
+
     def _of_one_rank(self, name: str) -> Array:
         return self.metrics.get(name, np.full(len(self.metrics["iteration"]), np.nan))
 

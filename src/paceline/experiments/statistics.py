@@ -15,8 +15,9 @@ SUCCESS_METRICS = ("measure/success", "measure/successes")
 """Metrics of success that tasks have: the fraction of successful episodes, or the number of successes per episode."""
 _LIMITS = {"measure/success": (0.0, 1.0), "measure/successes": (0.0, inf)}
 STEPS, SECONDS = "progress/env_steps", "progress/train_seconds"
+LEAST_SHARE = 5e-4
+"""Parts of an iteration with a smaller share are not shown."""
 _TARGET_FRACTION = 0.9
-_CURVE_POINTS = 400
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ class GroupResult:
     """Training time until the number of env steps that all groups have done."""
     iteration_seconds: float
     collect_seconds: Spread
+    physics_seconds: float | None
+    """Part of the collection on the main rank; None if it was not measured in all groups, for example on GPUs."""
+    rendering_seconds: float | None
+    """Like `physics_seconds`; 0 without cameras."""
     update_seconds: Spread
     """Includes the synchronization."""
     sync_seconds: Spread | None
@@ -110,11 +115,17 @@ class GroupResult:
     baseline: Baseline | None = None
 
     def seconds_by_part(self) -> dict[str, float]:
-        """Return the parts of an iteration, which add up to `iteration_seconds`."""
+        """Return the parts of an iteration, which add up to `iteration_seconds`. The collection is one part, or three
+        if they were measured."""
         sync = self.sync_seconds.mean if self.sync_seconds else 0.0
         collect, update = self.collect_seconds.mean, max(self.update_seconds.mean - sync, 0.0)
         other = max(self.iteration_seconds - collect - update - sync, 0.0)
-        return {"collect": collect, "update": update, "synchronization": sync, "other": other}
+        parts = {"collect": collect}
+        if self.physics_seconds is not None and self.rendering_seconds is not None:
+            physics = min(self.physics_seconds, collect)
+            rendering = min(self.rendering_seconds, collect - physics)
+            parts = {"physics": physics, "rendering": rendering, "policy": collect - physics - rendering}
+        return parts | {"update": update, "synchronization": sync, "other": other}
 
 
 @dataclass(frozen=True)
@@ -156,64 +167,18 @@ class Comparison:
 def interval(values: Sequence[float], minimum: float = -inf, maximum: float = inf) -> Interval:
     """Return the mean of one value per run and its 95 % confidence interval by Student's t-distribution, cut at the
     minimum and the maximum that the quantity can have."""
-    mean, half = map(float, _mean_and_half(np.array(values, dtype=np.float64)))
+    mean, half = map(float, mean_and_half(np.array(values, dtype=np.float64)))
     if isnan(half):
         return Interval(mean)
     return Interval(mean, max(mean - half, minimum), min(mean + half, maximum))
 
 
-def _mean_and_half(values: Array) -> tuple[Array, Array]:
+def mean_and_half(values: Array) -> tuple[Array, Array]:
     """Return the mean over the first dimension and half the width of its interval, NaN with one value."""
     mean, count = values.mean(0), len(values)
     if count < 2:
         return mean, np.full_like(mean, np.nan)
     return mean, student_quantile(count - 1) * values.std(0, ddof=1) / sqrt(count)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric of a group against iterations, env steps or time."""
-
-    lines: list[tuple[Array, Array]]
-    """x and y of each run."""
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
-
-
-def curve(runs: list[RunData], x_name: str, y_name: str, smooth: bool = False) -> Curve | None:
-    """Return a metric over its x range that all runs have in common; None if a run has no values.
-
-    The band is the 95 % interval, or the range of two runs, whose interval is too wide to be of use. With `smooth`,
-    the mean and the band are those of moving averages over a twentieth of the iterations.
-    """
-    lines = [_line(run, x_name, y_name) for run in runs]
-    if any(len(x) == 0 for x, _ in lines):
-        return None
-    first, last = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    x = np.linspace(first, max(first, last), _CURVE_POINTS)
-    rows = np.stack([np.interp(x, line[0], _moving_average(line[1]) if smooth else line[1]) for line in lines])
-    mean, half = _mean_and_half(rows)
-    if len(runs) == 2:
-        return Curve(lines, x, mean, rows.min(0), rows.max(0))
-    return Curve(lines, x, mean, mean - half, mean + half)
-
-
-def _moving_average(values: Array) -> Array:
-    """Return averages over a centered window of a twentieth of the values, which is shorter at both ends."""
-    window = np.ones(max(len(values) // 20, 1))
-    return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
-
-
-def _line(run: RunData, x_name: str, y_name: str) -> tuple[Array, Array]:
-    """Return the iterations in which both metrics have a value."""
-    missing = np.array([], dtype=np.float64)
-    if x_name not in run.metrics or y_name not in run.metrics:
-        return missing, missing
-    x, y = run.metrics[x_name], run.metrics[y_name]
-    both = ~np.isnan(x) & ~np.isnan(y)
-    return x[both], y[both]
 
 
 def compare(groups: dict[str, list[RunData]], target_return: float | None, is_emulated: bool) -> Comparison:
@@ -225,7 +190,8 @@ def compare(groups: dict[str, list[RunData]], target_return: float | None, is_em
     has_seeds = any(len(group) > 1 for group in groups.values())
     final = FinalValues(evaluated, "seeds" if has_seeds else "evaluation episodes" if evaluated else "none")
     common_steps = int(min(run.metrics[STEPS][-1] for run in runs))
-    results = [_group_result(label, group, common_steps, success, final) for label, group in groups.items()]
+    has_parts = all("seconds/physics" in run.metrics for run in runs)
+    results = [_group_result(label, group, common_steps, success, final, has_parts) for label, group in groups.items()]
     target = _target(groups, target_return)
     results = [_with_target(result, groups[result.label], target) for result in results]
     if not is_emulated:
@@ -242,7 +208,7 @@ def compare(groups: dict[str, list[RunData]], target_return: float | None, is_em
 
 
 def _group_result(
-    label: str, runs: list[RunData], common_steps: int, success: str | None, final: FinalValues
+    label: str, runs: list[RunData], common_steps: int, success: str | None, final: FinalValues, has_parts: bool
 ) -> GroupResult:
     facts, config = runs[0].facts, runs[0].config
     collect, update, sync = (_spread(runs, f"seconds/{name}") for name in ("collect", "update", "sync"))
@@ -274,6 +240,8 @@ def _group_result(
         seconds_to_common_steps=interval([_at(run, common_steps) for run in runs], minimum=0.0),
         iteration_seconds=iteration_seconds,
         collect_seconds=collect,
+        physics_seconds=_spread(runs, "seconds/physics").mean if has_parts else None,
+        rendering_seconds=_rendering(runs) if has_parts else None,
         update_seconds=update,
         sync_seconds=sync if is_measured else None,
         sync_share=sync.mean / iteration_seconds if is_measured else None,
@@ -289,6 +257,10 @@ def _iteration_seconds(run: RunData) -> float:
 def _spread(runs: list[RunData], name: str) -> Spread:
     kinds = [{kind: float(run.steady(values).mean()) for kind, values in run.over_ranks(name).items()} for run in runs]
     return Spread(**{kind: fmean([of_run[kind] for of_run in kinds]) for kind in ("min", "mean", "max")})
+
+
+def _rendering(runs: list[RunData]) -> float:
+    return _spread(runs, "seconds/rendering").mean if all("seconds/rendering" in run.metrics for run in runs) else 0.0
 
 
 def _first(values: Array) -> float:
@@ -332,7 +304,7 @@ def _loss(runs: list[RunData], name: str) -> dict[str, Interval]:
 
 def _at(run: RunData, steps: float) -> float:
     """Return the training time until a number of env steps, which is at most that of the run."""
-    return float(np.interp(steps, *_line(run, STEPS, SECONDS)))
+    return float(np.interp(steps, *run.points(STEPS, SECONDS)))
 
 
 def _target(groups: dict[str, list[RunData]], value: float | None) -> Target | None:
