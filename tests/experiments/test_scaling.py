@@ -211,6 +211,7 @@ def test_a_vertical_experiment_keeps_the_total_and_seeds_follow_the_first(capsys
     expected = [(seed, ranks) for seed in (5, 6) for ranks in (1, 4)]
     for line, (seed, ranks) in zip(lines, expected, strict=True):
         assert f"--total-envs 8 --seed {seed} --run-dir" in line
+        assert line.count("--total-envs") == line.count("--seed") == 1
         assert line.endswith(f"ranks_{ranks}_seed_{seed} --gpu-ids none --ranks {ranks}")
 
 

@@ -85,6 +85,15 @@ class ScaleArguments:
     """Check all options, print the command of each run, and start nothing."""
 
 
+@dataclass(frozen=True)
+class _CellOptions:
+    """Options of `paceline train` that differ between the cells of a grid."""
+
+    num_envs: int | None = None
+    total_envs: int | None = None
+    seed: int | None = None
+
+
 def scale(argv: list[str], console: Console) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_OVERVIEW, end="")
@@ -130,7 +139,7 @@ def _grid(kind: Literal["horizontal", "vertical"], arguments: ScaleArguments, tr
         seeds=tuple(range(config.seed, config.seed + arguments.seeds)),
         envs=_envs(kind, command, on_gpus),
         max_iterations=config.max_iterations,
-        train_argv=tuple(train_argv),
+        train_argv=tuple(parse_known_options(_CellOptions, train_argv, "train")[1]),
         settings=shared,
         emulate_ranks=arguments.emulate_ranks,
         gpu_ids=gpu_ids,
