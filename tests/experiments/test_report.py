@@ -102,6 +102,33 @@ def test_emulated_ranks_have_no_efficiency(tmp_path: Path) -> None:
     assert "efficiency |" not in (tmp_path / "results.md").read_text()
 
 
+def test_a_report_removes_the_plots_of_an_earlier_one_and_no_other_file(tmp_path: Path) -> None:
+    success = [value / 100 for value in LINEAR]
+    several = [write_run(tmp_path / str(k), LINEAR, ranks=k, success=success) for k in (1, 2)]
+    folder, plots = tmp_path / "report", tmp_path / "report" / "plots"
+
+    def written(runs: list[Path]) -> set[str]:
+        assert report_command([*map(str, runs), "--output", str(folder)], QUIET) == 0
+        return {file.name for file in plots.iterdir()}
+
+    first = written(several)
+    own = {"sketch.png", "efficiency.pdf"}
+    for name in own:
+        (plots / name).write_bytes(b"written by the user")
+    expected = written([write_run(tmp_path / "alone", LINEAR)]) - own
+    assert expected < first
+    assert own <= {file.name for file in plots.iterdir()}
+    assert set(json.loads((folder / "results.json").read_text())["plots"]) == expected
+
+    # A file that has been edited names no file outside of plots/, and a damaged one names none.
+    results, notes = folder / "results.json", folder / "notes.png"
+    notes.write_bytes(b"written by the user")
+    for text in (json.dumps({"plots": ["../notes.png", str(notes), "sketch.txt", 3, None]}), '{"plots": 3}', "{"):
+        results.write_text(text)
+        assert written(several[:1]) >= own
+        assert notes.exists()
+
+
 def test_synchronization_in_a_cuda_graph_is_not_measured(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", LINEAR, ranks=2, parts=(0.6, 0.4, 0.0), backend="nccl")
     result = compared({"run": [run]})

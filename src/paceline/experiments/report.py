@@ -16,8 +16,10 @@ from paceline.experiments.page import facts, html, markdown, results_table, runs
 from paceline.experiments.run_data import RunData, read_run
 from paceline.experiments.statistics import Comparison, compare
 from paceline.run.directory import write_atomically
+from paceline.validation import parse_json, read_text
 
 PAGE = "report.html"
+_RESULTS = "results.json"
 _MOST_DIFFERENCES = 4
 
 
@@ -78,20 +80,35 @@ def _write(
         "findings": [asdict(finding) for finding in found],
         **asdict(comparison),
         "runs": {label: [str(run.path) for run in runs] for label, runs in groups.items()},
+        "plots": [f"{plot.name}.png" for plot in drawn],
     }
     page = html(title, facts(groups), notes, found, {"Results": table, "Runs": runs_table(groups)}, drawn)
     try:
         (directory / "plots").mkdir(parents=True, exist_ok=True)
         for plot in drawn:
             write_atomically(directory / "plots" / f"{plot.name}.png", plot.png)
+        # results.json lists the plots, so those of the earlier report are removed before it is replaced.
+        for name in _plots_of_earlier_report(directory) - set(results["plots"]):
+            (directory / "plots" / name).unlink(missing_ok=True)
         write_atomically(
             directory / "results.md", markdown(title, facts(groups), notes, found, {"Results": table}).encode()
         )
-        write_atomically(directory / "results.json", json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(directory / _RESULTS, json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(directory / PAGE, page.encode())
     except OSError as error:
         raise UserError(f"cannot write the report to {directory}: {error.strerror}") from None
     return results
+
+
+def _plots_of_earlier_report(directory: Path) -> set[str]:
+    """Return the names of the plots that the report in a directory has written; none if there is no readable report."""
+    try:
+        names = parse_json(read_text(directory / _RESULTS)).get("plots")
+    except (OSError, ValueError):
+        return set()
+    # The file may have been edited: only names of PNG files in plots/ are accepted.
+    listed = names if isinstance(names, list) else []
+    return {name for name in listed if isinstance(name, str) and name == Path(name).name and name.endswith(".png")}
 
 
 def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:
