@@ -14,7 +14,7 @@ from paceline.cli.report import report as report_command
 from paceline.errors import UserError
 from paceline.experiments.findings import findings
 from paceline.experiments.report import group_runs, write_report
-from paceline.experiments.run_data import read_run
+from paceline.experiments.run_data import log_file, read_run
 from paceline.experiments.statistics import Comparison, Interval, compare, curve, interval
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
@@ -238,6 +238,25 @@ def test_runs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     refused(run, "run has no metrics.jsonl: an older version of Paceline")
     result.write_text("{")
     refused(run, "cannot read .*result.json")
+
+
+def test_logs_beside_the_runs_of_an_experiment_are_skipped(tmp_path: Path) -> None:
+    grid, output = tmp_path / "grid", ["--output", str(tmp_path / "report")]
+    runs = [write_run(grid / f"ranks_{k}_seed_0", LINEAR, ranks=k) for k in (1, 2)]
+    for run in runs:
+        log_file(run).write_text("$ paceline train cartpole\n")
+    matched = sorted(map(str, grid.glob("ranks_*")))
+    assert len(matched) == 4
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert report_command([*matched, *output, "--json"], QUIET) == 0
+    assert json.loads(printed.getvalue())["runs"] == {"1 rank": [str(runs[0])], "2 ranks": [str(runs[1])]}
+    # The log of a run that is not given, and a file that is no log, are errors.
+    with pytest.raises(UserError, match=r"ranks_2_seed_0\.log is not a run"):
+        report_command([*matched[:2], matched[3], *output], QUIET)
+    (grid / "grid.json").write_text("{}")
+    with pytest.raises(UserError, match=r"grid\.json is not a run"):
+        report_command([*matched, str(grid / "grid.json"), *output], QUIET)
 
 
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

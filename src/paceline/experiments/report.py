@@ -13,7 +13,7 @@ from paceline.errors import UserError
 from paceline.experiments.findings import findings
 from paceline.experiments.formatting import count
 from paceline.experiments.page import facts, html, markdown, results_table, runs_table
-from paceline.experiments.run_data import RunData, read_run
+from paceline.experiments.run_data import RunData, read_run, without_logs
 from paceline.experiments.statistics import Comparison, compare
 from paceline.run.directory import write_atomically
 from paceline.validation import parse_json, read_text
@@ -42,9 +42,10 @@ def write_report(
 
 
 def report(runs: list[Path], directory: Path, target_return: float | None = None) -> dict[str, Any]:
-    """Group any runs by their settings, and compare the groups as `write_report` does."""
+    """Group any runs by their settings, and compare the groups as `write_report` does. The logs of a scaling experiment
+    may be among the paths of its runs."""
     check_installed()
-    groups = group_runs([read_run(path) for path in dict.fromkeys(runs)])
+    groups = group_runs([read_run(path) for path in without_logs(runs)])
     tasks = sorted({run.config.task for of_group in groups.values() for run in of_group})
     comparison = compare(groups, target_return, is_emulated=False)
     return _write(directory, groups, f"Comparison of runs: {', '.join(tasks)}", [], comparison)

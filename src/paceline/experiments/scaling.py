@@ -16,6 +16,7 @@ from paceline.errors import UserError
 from paceline.experiments.formatting import duration
 from paceline.experiments.grid import Cell, Grid, open_grid
 from paceline.experiments.report import PAGE, check_installed, print_findings, write_report
+from paceline.experiments.run_data import log_file
 from paceline.launch.engines.report import last_line
 from paceline.process.interrupts import EXIT_CODE, STOP_NOTICE, Interrupts
 from paceline.process.parent import dying_with_this
@@ -108,7 +109,7 @@ class _Runs:
         return RunDir(self._run_dir(cell)).result().get("status") == "completed"
 
     def _log(self, cell: Cell) -> Path:
-        return self._directory / f"{cell.name}.log"
+        return log_file(self._run_dir(cell))
 
     def _start(self, cell: Cell) -> None:
         # GPUs that no other cell uses come first.
