@@ -1,10 +1,13 @@
-"""Memory that a process may use on the host and in a container."""
+"""Cores and memory that a process may use, on the host and in a container."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 
-from paceline.device.cpu import free_host_bytes
+from paceline.device.cpu import cores_of_new_processes, free_host_bytes
 
 MIB = 2**20
 
@@ -41,3 +44,16 @@ def test_without_a_limit_the_memory_of_the_host_is_free(tmp_path: Path) -> None:
     lowest = psutil.virtual_memory().available // 2
     assert free_host_bytes(write_cgroup(tmp_path, "max", 7 * MIB, 0)) > lowest
     assert free_host_bytes(tmp_path / "none") > lowest
+
+
+def test_a_new_process_has_the_given_cores_and_this_one_keeps_its_own() -> None:
+    def cores_of_child() -> str:
+        script = "import os; print(sorted(os.sched_getaffinity(0)))"
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip()
+
+    own = os.sched_getaffinity(0)
+    with cores_of_new_processes(1):
+        assert cores_of_child() == str(sorted(own)[:1])
+    assert os.sched_getaffinity(0) == own
+    with cores_of_new_processes(0):
+        assert cores_of_child() == str(sorted(own))

@@ -21,6 +21,21 @@ def usable_cores() -> int:
     return cores
 
 
+@contextmanager
+def cores_of_new_processes(count: int) -> Iterator[None]:
+    """Let processes that this thread starts inside the context use only the first `count` of its cores; all if it is
+    0. A process inherits the cores of the thread that starts it."""
+    if not count:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def free_host_bytes(cgroup: Path = _CGROUP) -> int:
     """Return the available memory of the host, or what is left of the memory limit of the container if that is lower.
     `cgroup` is the directory of the container's control group (version 2)."""
