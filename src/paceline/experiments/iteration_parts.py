@@ -17,7 +17,7 @@ from rich.console import Console
 
 from paceline.device.cpu import cores_of_new_processes
 from paceline.distributed.launcher import variables_without_launcher
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError, counted, one_line
 from paceline.experiments.run_data import RunData, read_run
 from paceline.process.parent import dying_with_this
 from paceline.process.stage import stage
@@ -95,7 +95,7 @@ class Measurements:
             wanted.append(max(fewest_envs, wanted[-1] // _FEWER_ENVS))
         for num_envs in wanted:
             if num_envs not in known:
-                with self._showing(f"Measuring iterations with {num_envs} envs"):
+                with self._showing(f"Measuring iterations with {counted(num_envs, 'env')}"):
                     known[num_envs] = measure_parts(self._run, num_envs, self._iterations)
                 self._store(parts=[*self._stored["parts"], asdict(known[num_envs])])
         return [known[num_envs] for num_envs in sorted(known)]
@@ -189,7 +189,7 @@ def _train_apart(config: TrainConfig, cores: int, **rank: Any) -> RunData:
                 process.kill()
         if process.returncode:
             lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-            raise UserError(f"a short training with {config.num_envs} envs failed: {lines[-1]}")
+            raise UserError(f"a short training with {counted(config.num_envs, 'env')} failed: {lines[-1]}")
         return read_run(directory, needs_returns=False)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.experiments.findings import findings
-from paceline.experiments.formatting import count
 from paceline.experiments.page import facts, html, markdown, results_table, runs_table
 from paceline.experiments.run_data import RunData, read_run, without_logs
 from paceline.experiments.statistics import Comparison, compare
@@ -118,9 +117,8 @@ def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:
     for label, runs in groups.items():
         for run in runs:
             if run.status != "completed":
-                notes.append(
-                    f"{run.path} has the status {run.status}; it has done {count(run.iterations, 'iteration')}."
-                )
+                done = counted(f"{run.iterations:,}", "iteration")
+                notes.append(f"{run.path} has the status {run.status}; it has done {done}.")
             if len({session.world_size for session in run.sessions}) > 1:
                 sizes = ", ".join(str(session.world_size) for session in run.sessions)
                 notes.append(f"{run.path} changed its number of ranks: {sizes}. It counts as a run of the last one.")
@@ -160,7 +158,7 @@ def _label(settings: dict[str, Any], names: list[str]) -> str:
     if not names:
         return str(settings["task"])
     parts = [
-        count(settings[name], name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {settings[name]}"
-        for name in names[:_MOST_DIFFERENCES]
+        counted(f"{value:,}", name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {value}"
+        for name, value in ((name, settings[name]) for name in names[:_MOST_DIFFERENCES])
     ]
     return ", ".join(parts) + (", ..." if len(names) > _MOST_DIFFERENCES else "")
