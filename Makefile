@@ -6,6 +6,8 @@ BIN := .venv/bin
 TRAIN_ENV := .venv/.installed
 TEST_ENV := .venv/.installed-test
 MJLAB_ENV := .venv-mjlab/.installed
+# All extras of pyproject.toml; jax contains skrl.
+EXTRAS := gpu,onnx,rsl-rl,rl-games,jax,gymnasium,playground,hand,s3,torchrunx,report,viewer,wandb,mlflow,dev
 PEERS := bench/peers/requirements-mjlab.lock
 # Tests that mount file systems or create networks run as root only.
 TESTS := $(if $(filter 0,$(shell id -u)),"not gpu","not gpu and not root")
@@ -56,7 +58,7 @@ bench: $(TEST_ENV) $(MJLAB_ENV)
 	$(BIN)/python bench/cpu.py $(ARGS)
 
 lock:
-	scripts/lock
+	scripts/lock $(EXTRAS)
 
 clean:
 	rm -rf .venv .venv-mjlab .venv-lock bench/build .pytest_cache .ruff_cache .import_linter_cache
@@ -67,7 +69,7 @@ $(TRAIN_ENV): pyproject.toml requirements.lock
 	@touch $@
 
 $(TEST_ENV): pyproject.toml requirements.lock
-	scripts/install .venv -c requirements.lock -e '.[gpu,onnx,rsl-rl,rl-games,jax,gymnasium,playground,hand,s3,torchrunx,report,viewer,wandb,mlflow,dev]'
+	scripts/install .venv -c requirements.lock -e '.[$(EXTRAS)]'
 	@touch $(TRAIN_ENV) $@
 
 $(MJLAB_ENV): $(PEERS)

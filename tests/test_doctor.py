@@ -203,7 +203,7 @@ def test_two_ranks_connect_and_the_main_rank_reports_both(tmp_path: Path):
     assert the(main, f"device, rank 1 on {host}")["value"] == "cpu"
     assert "2 ranks connected" in the(main, f"rendezvous, rank 1 on {host}")["value"]
     assert "127.0.0.1" in the(main, f"network, {host}")["value"]
-    assert "for each of 2 ranks" in the(main, "memory")["value"]
+    assert "on each of 2 ranks" in the(main, "memory")["value"]
     assert not (tmp_path / "run").exists()
 
 

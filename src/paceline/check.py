@@ -16,7 +16,7 @@ from paceline.env import check_env
 from paceline.env.check_env import EnvChecker, Finding, approach_time_limit, check_env_members, random_actions, same
 from paceline.env.host_syncs import DetectSyncs, SyncFindings
 from paceline.env.vec_env import Step, VecEnv, as_robot_env
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError, counted, one_line
 from paceline.learners.rollout import first_non_finite
 from paceline.run.config import TrainConfig
 from paceline.tasks import registry
@@ -220,9 +220,10 @@ def _check_steps(
     if not isinstance(faults, Tensor) or faults.shape != (2,) or faults.dtype != torch.float32:
         checks.add(Finding(check_env.STEPS, "faults() must be a float32 tensor of shape [2]: failures and overflows"))
     checks.add(*(Finding(_CAPTURE, text) for text in syncs.texts))
-    seen = f"{checker.terminated} terminated, {checker.truncated} truncated in {len(taken)} steps"
+    steps = counted(len(taken), "step")
+    seen = f"{checker.terminated} terminated, {checker.truncated} truncated in {steps}"
     if not checker.terminated + checker.truncated:
-        seen = f"no episode ended in {len(taken)} steps: --steps {env.max_episode_steps + 1} reaches the time limit"
+        seen = f"no episode ended in {steps}: --steps {env.max_episode_steps + 1} reaches the time limit"
     checks.all[check_env.ENDS].note = seen
     return first
 

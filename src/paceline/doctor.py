@@ -31,7 +31,7 @@ from paceline.distributed.network_check import AllReduceTiming, is_loopback, mis
 from paceline.distributed.rank import Rank, this_rank
 from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import action_spec
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError, counted, one_line
 from paceline.process.background import Background
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RUNS
@@ -132,7 +132,7 @@ def _form_group(rank: Rank, timeout: float) -> tuple[Finding, Group | None]:
         missing = _join(network_check.missing_ranks(store, rank.world_size))
         why = f"rank {missing} did not connect in {timeout:g} s" if missing else _reason(error, timeout)
         return failed(f"{value}, but {why}", "see the findings of the other ranks")
-    return _finding("rendezvous", f"{value}; {rank.world_size} ranks connected"), group
+    return _finding("rendezvous", f"{value}; {counted(rank.world_size, 'rank')} connected"), group
 
 
 def _gather_reports(group: Group, own: list[Finding]) -> list[dict[str, Any]] | None:
@@ -188,7 +188,7 @@ def check_all_reduce(timings: Sequence[AllReduceTiming]) -> Finding:
     latency, bandwidth = max(timing.latency for timing in timings), min(timing.bandwidth for timing in timings)
     wrong = [index for index, timing in enumerate(timings) if not timing.correct]
     sums = f"wrong sums on rank {_join(wrong)}" if wrong else "all sums correct"
-    speed = f"{len(timings)} ranks: {1e3 * latency:.2f} ms, {bandwidth / 1e9:.2f} GB/s at 4 MiB; {sums}"
+    speed = f"{counted(len(timings), 'rank')}: {1e3 * latency:.2f} ms, {bandwidth / 1e9:.2f} GB/s at 4 MiB; {sums}"
     remedy = "the network or the driver corrupts data: compare versions, try NCCL_P2P_DISABLE=1"
     return _finding("all-reduce", f"{timings[0].backend}, {speed}", not wrong, remedy)
 
@@ -205,7 +205,8 @@ def check_versions(found: dict[str, str], engine: str) -> list[Finding]:
 def check_cpu(rank: Rank) -> Finding:
     cores = usable_cores()
     enough = rank.device.type != "cpu" or rank.local_size <= cores
-    value = f"{cores} of {os.cpu_count()} cores usable" + f" by {rank.local_size} ranks" * (rank.local_size > 1)
+    value = f"{cores} of {counted(os.cpu_count() or 1, 'core')} usable"
+    value += f" by {rank.local_size} ranks" if rank.local_size > 1 else ""
     return _finding("CPU", value, enough, f"ranks share cores: start at most {cores} on this host", "advice")
 
 
@@ -251,7 +252,7 @@ def check_host_name(timeout: float) -> Finding:
 def check_peer_access(access: Mapping[tuple[int, int], bool]) -> Finding:
     """Check that all pairs of GPUs can access each other's memory."""
     without = [f"{a}-{b}" for (a, b), possible in access.items() if not possible]
-    value = f"not between GPUs {_join(without)}" if without else f"all {len(access)} pairs"
+    value = f"not between GPUs {_join(without)}" if without else "between all GPUs"
     return _finding("GPU peer access", value, not without, "if NCCL hangs, set NCCL_P2P_DISABLE=1", "advice")
 
 
@@ -300,8 +301,8 @@ def check_memory(task: str, num_envs: int | None, engine: str, device: torch.dev
 
 def check_fit(num_envs: int, fixed: float, per_env: float, free: int, sharers: int) -> Finding:
     """Compare `free` bytes with those of `sharers` ranks, each of which needs `fixed + num_envs * per_env`."""
-    needed, ranks = sharers * (fixed + num_envs * per_env), f" for each of {sharers} ranks" if sharers > 1 else ""
-    value = f"{num_envs} envs{ranks} need at least {decimal(int(needed))}; {decimal(free)} are free"
+    needed, ranks = sharers * (fixed + num_envs * per_env), f" on each of {sharers} ranks" if sharers > 1 else ""
+    value = f"at least {decimal(int(needed))} for {counted(num_envs, 'env')}{ranks}; {decimal(free)} are free"
     largest = int((free / sharers - fixed) // per_env)
     remedy = f"at most --num-envs {largest}" if largest > 0 else "not one env fits: free some memory"
     return _finding("memory", value, needed <= free, remedy)

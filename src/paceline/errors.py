@@ -1,4 +1,4 @@
-"""Errors of the user's input."""
+"""Errors of the user's input, and parts of messages."""
 
 import difflib
 from collections.abc import Iterable
@@ -27,3 +27,9 @@ def unknown(kind: str, value: str, choices: Iterable[str], similar: Iterable[str
 def one_line(error: BaseException) -> str:
     """Return the message of another library's exception, shortened to one line."""
     return " ".join(str(error).split())[:200] or "no message"
+
+
+def counted(quantity: int | str, noun: str) -> str:
+    """Return a quantity with its noun, for example "1 rank" or "2 ranks". The quantity may be formatted already, for
+    example with separators of thousands."""
+    return f"{quantity} {noun}{'' if str(quantity) == '1' else 's'}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from paceline import __version__
 from paceline.env.policy_description import FORMAT, METADATA_FILE, METADATA_KEY, describe, input_name
 from paceline.env.vec_env import TensorSpec
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, counted, unknown
 from paceline.learners.networks import Policy, as_tuple
 from paceline.run.directory import write_atomically
 from paceline.training.build import playable
@@ -172,7 +172,7 @@ def _onnx(policy: _PositionalPolicy, inputs: list[Tensor], metadata: dict[str, s
         )
     assert program is not None
     model = program.model_proto
-    model.doc_string = f"Paceline policy for {metadata['task']} after {metadata['iteration']} iterations"
+    model.doc_string = f"Paceline policy for {metadata['task']} after {counted(metadata['iteration'], 'iteration')}"
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=value)
     content = model.SerializeToString()

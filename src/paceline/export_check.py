@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.env.policy_description import METADATA_FILE, METADATA_KEY, input_name
 from paceline.env.vec_env import as_robot_env
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.networks import as_tuple, reset_state_
 from paceline.training.build import playable
 
@@ -42,7 +42,7 @@ class ExportCheck:
         if self.controls is not None:
             controls = f"controls from the metadata {self.controls:.1e}"
         return (
-            f"largest differences in {self.steps} steps, relative to max(1, absolute value): actions "
+            f"largest differences in {counted(self.steps, 'step')}, relative to max(1, absolute value): actions "
             f"{self.actions:.1e}, {controls}; allowed {TOLERANCE:g}"
         )
 

@@ -1,5 +1,6 @@
 """Every help page fits 80 columns. Every option has a help text, and every number a range or a unit."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -38,6 +39,22 @@ def test_every_command_has_a_help_page_that_fits_80_columns(
     if command == ["train", "cartpole"]:
         assert "--env.max-force" in page
         assert "--ppo.horizon" in page
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_very_narrow_terminal_has_the_help_page_of_40_columns(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pages = list[str]()
+    for columns in ("40", "1"):
+        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setattr(sys, "argv", ["paceline", *command, "--help"])
+        assert main() == 0
+        assert os.environ["COLUMNS"] == columns
+        pages.append(capsys.readouterr().out)
+    assert "paceline" in pages[0]
+    assert pages[1] == pages[0]
 
 
 def test_line_breaks_of_docstrings_are_not_those_of_the_help_page(capsys: pytest.CaptureFixture[str]):

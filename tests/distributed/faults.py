@@ -56,6 +56,8 @@ class Faulty(Cartpole):
                     terms["alive"] = terms["alive"] * torch.nan
                 elif kind == "raise":
                     raise ArithmeticError("the wheel came off")
+                elif kind == "lines":
+                    raise ArithmeticError("the wheel\\n  came off:\\n\\n" + 99 * "rust " + "\\nlast line")
                 elif kind == "memory":
                     torch.empty(2**60)
                 else:

@@ -94,6 +94,20 @@ def test_a_failure_on_one_rank_ends_all_and_is_named(kind: str, rank: int, cause
         assert "learning-rate" not in line
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_several_lines_is_one_line_except_in_the_log(rank: int, site: Path, tmp_path: Path):
+    code, _, errors, _ = train_without_launcher(tmp_path, site, fault=f"lines:{rank}:60")
+    assert code == 1
+    (line,) = (line for line in errors.splitlines() if "wheel" in line or "rust" in line)
+    assert line == errors.strip().splitlines()[-1]
+    assert line.startswith("paceline: training failed: ArithmeticError: the wheel came off: rust rust ")
+    log = tmp_path / "run" / "workers" / f"rank_{rank}.log"
+    assert f"; rank {rank} on {HOST}, more in {log}" in line
+    assert "last line" not in line
+    assert result(tmp_path)["cause"] == line.removeprefix("paceline: training failed: ")
+    assert f"the wheel\n  came off:\n\n{99 * 'rust '}\nlast line" in log.read_text()
+
+
 def test_a_rank_that_hangs_is_found_out(site: Path, tmp_path: Path):
     code, _, errors, since = train(tmp_path, site, "--timeout", "3", "--logger", "none", fault="SIGSTOP:1:60")
     assert code == 1

@@ -85,7 +85,7 @@ def test_another_number_of_envs_is_refused_with_the_remedy(tmp_path: Path):
 
 def test_ranks_without_an_env_are_refused(tmp_path: Path):
     for refusal in on_ranks(2, refused, tmp_path / "run"):
-        assert refusal == "1 envs are too few for 2 ranks: each needs one"
+        assert refusal == "1 env for 2 ranks: each rank needs at least one"
     assert not (tmp_path / "run").exists()
 
 

@@ -221,7 +221,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "choices of another action": (
         broken(Drift, action_choices=(3, 2)),
-        "'action_choices' is (3, 2), but must have 1 entries, as 'num_actions' says",
+        "'action_choices' is (3, 2), but must have one entry per action: 'num_actions' is 1",
     ),
     "one number of choices": (
         broken(Drift, action_choices=3),

@@ -106,13 +106,13 @@ class Described(Drift):
 
 PART = ObservationPart("place", 1)
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "width": ({"parts": {"policy": (PART,)}}, r"has 1 \(place\) columns, but observe\(state\) gives 5"),
+    "width": ({"parts": {"policy": (PART,)}}, r"has the width 1 \(place\), but observe\(state\) gives 5"),
     "group": ({"parts": {"image": (PART,)}}, r"has 'image', but observe\(state\) has only 'policy'"),
     "names": ({"parts": {"policy": (PART, PART._replace(width=4))}}, "has two parts 'place': give each its own name"),
     "types": ({"parts": {"policy": [PART]}}, "must be a tuple of ObservationPart"),
     "scale": (
         {"parts": {"policy": (ObservationPart("place", 5, scale=(1.0, 2.0, 3.0)),)}},
-        "scale of part 'place' .* has 3 elements, but must have one for each of 5 columns",
+        "scale of part 'place' .* has 3 elements, but must have one per column: 5",
     ),
     "mapping": ({"mapping": ActionMapping((1.0, 1.0), (0.0,))}, r"scale of action_mapping\(model\) has 2 elements"),
     "command": ({"ranges": {"speed": CommandRange(("x",), ("m/s",), (0.0, 0.0), (1.0,))}}, "low of command_ranges"),

@@ -15,7 +15,7 @@ from paceline.errors import UserError
 from paceline.experiments.curves import curve
 from paceline.experiments.findings import findings
 from paceline.experiments.report import group_runs, write_report
-from paceline.experiments.run_data import read_run
+from paceline.experiments.run_data import log_file, read_run
 from paceline.experiments.statistics import Comparison, Interval, compare, interval
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
@@ -133,6 +133,33 @@ def test_emulated_ranks_have_no_efficiency(tmp_path: Path) -> None:
     assert "efficiency |" not in (tmp_path / "results.md").read_text()
 
 
+def test_a_report_removes_the_plots_of_an_earlier_one_and_no_other_file(tmp_path: Path) -> None:
+    success = [value / 100 for value in LINEAR]
+    several = [write_run(tmp_path / str(k), LINEAR, ranks=k, success=success) for k in (1, 2)]
+    folder, plots = tmp_path / "report", tmp_path / "report" / "plots"
+
+    def written(runs: list[Path]) -> set[str]:
+        assert report_command([*map(str, runs), "--output", str(folder)], QUIET) == 0
+        return {file.name for file in plots.iterdir()}
+
+    first = written(several)
+    own = {"sketch.png", "efficiency.pdf"}
+    for name in own:
+        (plots / name).write_bytes(b"written by the user")
+    expected = written([write_run(tmp_path / "alone", LINEAR)]) - own
+    assert expected < first
+    assert own <= {file.name for file in plots.iterdir()}
+    assert set(json.loads((folder / "results.json").read_text())["plots"]) == expected
+
+    # A file that has been edited names no file outside of plots/, and a damaged one names none.
+    results, notes = folder / "results.json", folder / "notes.png"
+    notes.write_bytes(b"written by the user")
+    for text in (json.dumps({"plots": ["../notes.png", str(notes), "sketch.txt", 3, None]}), '{"plots": 3}', "{"):
+        results.write_text(text)
+        assert written(several[:1]) >= own
+        assert notes.exists()
+
+
 def test_synchronization_in_a_cuda_graph_is_not_measured(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", LINEAR, ranks=2, parts=(0.6, 0.4, 0.0), backend="nccl")
     result = compared({"run": [run]})
@@ -242,6 +269,25 @@ def test_runs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     refused(run, "run has no metrics.jsonl: an older version of Paceline")
     result.write_text("{")
     refused(run, "cannot read .*result.json")
+
+
+def test_logs_beside_the_runs_of_an_experiment_are_skipped(tmp_path: Path) -> None:
+    grid, output = tmp_path / "grid", ["--output", str(tmp_path / "report")]
+    runs = [write_run(grid / f"ranks_{k}_seed_0", LINEAR, ranks=k) for k in (1, 2)]
+    for run in runs:
+        log_file(run).write_text("$ paceline train cartpole\n")
+    matched = sorted(map(str, grid.glob("ranks_*")))
+    assert len(matched) == 4
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert report_command([*matched, *output, "--json"], QUIET) == 0
+    assert json.loads(printed.getvalue())["runs"] == {"1 rank": [str(runs[0])], "2 ranks": [str(runs[1])]}
+    # The log of a run that is not given, and a file that is no log, are errors.
+    with pytest.raises(UserError, match=r"ranks_2_seed_0\.log is not a run"):
+        report_command([*matched[:2], matched[3], *output], QUIET)
+    (grid / "grid.json").write_text("{}")
+    with pytest.raises(UserError, match=r"grid\.json is not a run"):
+        report_command([*matched, str(grid / "grid.json"), *output], QUIET)
 
 
 def test_a_missing_matplotlib_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

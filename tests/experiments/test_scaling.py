@@ -104,7 +104,7 @@ def test_the_experiment_is_recorded_and_reported(sessions: Sessions):
 def test_completed_runs_are_not_run_again(sessions: Sessions):
     before = times(sessions.directory)
     done = paceline(*GRID, "--run-dir", "grid", cwd=sessions.directory.parent)
-    assert (done.returncode, "2 of 2 cells have completed before" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "Completed before: 2 of 2 cells." in done.stdout) == (0, True), done.stderr
     assert times(sessions.directory) == before
 
 

@@ -82,7 +82,7 @@ def test_isaac_labs_lines_for_one_node(learner: str, tmp_path: Path):
     printed = call(replaced(ONE_NODE[learner]), tmp_path)
     assert printed.count("Isaac-Cartpole-v0 is the task cartpole. Rewards, limits and the start of an episode") == 1
     # skrl's launcher always returns 0.
-    assert printed.count("completed after 1 iterations") == 1
+    assert printed.count("completed after 1 iteration,") == 1
     check(tmp_path, learner, ranks=2, envs=32)
 
 
@@ -102,7 +102,7 @@ def test_isaac_labs_lines_for_two_nodes(learner: str, tmp_path: Path):
     assert [process.returncode for process in processes] == [0, 0], printed
     check(tmp_path, learner, ranks=4, envs=64)
     # With c10d the main rank may be on either node.
-    assert "".join(printed).count("completed after 1 iterations") == 1
+    assert "".join(printed).count("completed after 1 iteration,") == 1
 
 
 CAMERA_OPTIONS = "--max_iterations 24000 --num_envs 512"

@@ -127,7 +127,7 @@ def test_worker_logs_are_in_the_given_directory(
         (["--ranks", "2", "--run-dir", "full"], "full is not empty"),
         (["--ranks", "2", "--resume", "nothing"], "no run at nothing"),
         (["--ranks", "2", "--ppo.clip", "-1"], "--ppo.clip -1 must be above 0"),
-        (["--ranks", "3", "--total-envs", "2"], "2 envs are too few for 3 ranks"),
+        (["--ranks", "3", "--total-envs", "2"], "2 envs for 3 ranks: each rank needs at least one"),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_nothing_left_behind(argv: list[str], message: str, tmp_path: Path):

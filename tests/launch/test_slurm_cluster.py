@@ -218,7 +218,7 @@ def test_the_lead_is_started_again_by_a_bounded_number_of_requeues_and_a_worker_
     assert (first["JobState"], first["Restarts"], second["JobState"]) == ("FAILED", "1", "CANCELLED")
     assert (rescheduled.directory / "master.log").read_text() == "content of a local file\n" * 2
     status = rescheduled.command("status")
-    assert "after 1 restarts (slurm.max_reschedules)" in status
+    assert "after 1 restart (slurm.max_reschedules)" in status
 
 
 def test_credentials_reach_the_tasks_and_no_file(launches: dict[str, Launch]):

@@ -53,7 +53,7 @@ def test_what_ranks_refuse_is_one_line_and_exit_2(tmp_path: Path):
     done = on_this_host(tmp_path, "--total-envs", "1")
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("paceline:")]
-    assert lines == ["paceline: 1 envs are too few for 2 ranks: each needs one"]
+    assert lines == ["paceline: 1 env for 2 ranks: each rank needs at least one"]
     assert "Traceback" not in done.stderr
 
 

@@ -14,15 +14,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from paceline.distributed.group import Group
-from paceline.distributed.rank import this_rank
+from paceline.distributed.rank import Rank, this_rank
 from paceline.distributed.sharding import shard_ranges
+from paceline.env.robot_env import RobotEnv
+from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import Step, VecEnv
 from paceline.evaluate import evaluate
 from paceline.export import export
 from paceline.learners.learner import LEARNERS, Learner
 from paceline.run.config import TrainConfig
 from paceline.run.metrics import EpisodeMeans
-from paceline.tasks.cartpole import ENTRY
+from paceline.tasks.cartpole import ENTRY, Cartpole
 from paceline.training.build import make_env, make_learner, playable
 from tests.distributed.faults import install
 from tests.distributed.ranks import on_ranks, paceline_on_ranks
@@ -226,3 +228,13 @@ def check_export(run: Path, site: Path) -> None:
     assert (evaluation.episodes, during["episodes"]) == (4, 4)
     assert evaluation.nominal is not None
     assert evaluation.nominal["return"].mean == pytest.approx(during["nominal"]["return"]["mean"])
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_learner_starts_with_the_standard_deviation_of_the_task(learner: str):
+    training = TrainingSettings(
+        horizon=4, epochs=1, minibatches=1, hidden_layers=(8,), learning_rate=1e-9, desired_kl=0.0, initial_std=0.37
+    )
+    settings = LEARNERS[learner].settings.from_training(training)
+    made = LEARNERS[learner].make(RobotEnv(Cartpole(), 4), settings, 3, Group(Rank()))
+    assert made.learn()["policy/std"] == pytest.approx(0.37, rel=1e-4)

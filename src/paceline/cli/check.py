@@ -11,7 +11,7 @@ from rich.text import Text
 from tyro.conf import FlagCreatePairsOff
 
 from paceline.cli.options import parse_options
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.process import interrupts
 from paceline.run.config import option, plain
 from paceline.validation import check as check_ranges
@@ -58,8 +58,7 @@ def check(argv: list[str], console: Console) -> int:
         console.print(_line(each))
     for name, text in found:
         console.print(f"\n{name}: {text}", markup=False)
-    number = "1 finding" if len(found) == 1 else f"{len(found)} findings"
-    console.print(f"\n{task}: {number if found else 'nothing was found'}", markup=False)
+    console.print(f"\n{task}: {counted(len(found), 'finding') if found else 'nothing was found'}", markup=False)
     return 1 if found else 0
 
 

@@ -16,7 +16,7 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from paceline.cli.options import parse_options
 from paceline.cli.viewer_options import ViewerOptions, check_viewer_options, given_option
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.process import interrupts
 from paceline.run.config import Engine, EnvCount, option
 from paceline.validation import Positive, check
@@ -114,7 +114,7 @@ def play(argv: list[str], console: Console) -> int:
 
     recording = record(**{name: value for name, value in vars(arguments).items() if not name.startswith("viewer")})
     console.print(
-        f"{escape(str(recording.file))}: {recording.seconds:.1f} s, {recording.num_ended} episodes ended, "
+        f"{escape(str(recording.file))}: {recording.seconds:.1f} s, {counted(recording.num_ended, 'episode')} ended, "
         f"mean reward {recording.mean_reward:.3f} per step"
     )
     for number, episode in enumerate(recording.episodes, 1):

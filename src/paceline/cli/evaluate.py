@@ -13,6 +13,7 @@ from tyro.conf import FlagCreatePairsOff
 
 from paceline.cli.commands import PolicyArguments
 from paceline.cli.options import parse_options
+from paceline.errors import counted
 from paceline.process import interrupts
 from paceline.run.config import Engine, option
 from paceline.validation import check
@@ -64,8 +65,8 @@ def eval(argv: list[str], console: Console) -> int:
         print(json.dumps(asdict(evaluation), indent=2))
         return 0
     console.print(
-        f"{evaluation.task}, iteration {evaluation.iteration}: {evaluation.episodes} episodes on engine "
-        f"{evaluation.engine}, seed {evaluation.seed}, without exploration noise"
+        f"{evaluation.task}, iteration {evaluation.iteration}: {counted(evaluation.episodes, 'episode')} on "
+        f"engine {evaluation.engine}, seed {evaluation.seed}, without exploration noise"
     )
     console.print(_table(evaluation))
     console.print(escape(f"Wrote {file}"))

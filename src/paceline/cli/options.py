@@ -3,10 +3,12 @@
 import dataclasses
 import difflib
 import inspect
+import os
 import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -20,6 +22,8 @@ from paceline.errors import UserError
 from paceline.validation import shown
 
 T = TypeVar("T")
+_MIN_COLUMNS = 40
+"""Minimum width of a help page. The lines of a narrower terminal are wrapped by the terminal."""
 _MOST_VALUES = 20
 """Maximum number of values of an option that an error shows."""
 
@@ -40,7 +44,7 @@ def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: 
         if explanation := _explain(event, argv):
             raise UserError(explanation)
 
-    with _errors.on_parse_error(refuse):
+    with _errors.on_parse_error(refuse), _minimum_width():
         return tyro.cli(  # pyright: ignore[reportReturnType]
             kind,
             args=argv,
@@ -50,6 +54,21 @@ def parse_known_options(kind: type[T], argv: list[str], command: str, add_help: 
             add_help=add_help,
             registry=_REGISTRY,
         )
+
+
+@contextmanager
+def _minimum_width() -> Iterator[None]:
+    """Let tyro find at least `_MIN_COLUMNS` columns inside the context: it does not return if the terminal is narrower
+    than the names of the options."""
+    before = os.environ.get("COLUMNS")
+    if shutil.get_terminal_size().columns < _MIN_COLUMNS:
+        os.environ["COLUMNS"] = str(_MIN_COLUMNS)
+    try:
+        yield
+    finally:
+        os.environ.pop("COLUMNS", None)
+        if before is not None:
+            os.environ["COLUMNS"] = before
 
 
 _REGISTRY = ConstructorRegistry()

@@ -17,7 +17,7 @@ from paceline.distributed import group
 from paceline.distributed.failure import REFUSAL_EXIT_CODE, PeerLostError
 from paceline.distributed.launcher import adopt_jax_launcher, under_elastic_agent, under_launcher
 from paceline.distributed.rank import Rank, this_rank
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.launch import local, torchrunx
 from paceline.process import interrupts
 from paceline.run import checkpoint
@@ -95,7 +95,9 @@ def _num_ranks(command: TrainCommand) -> int:
     """Return the number of ranks on this machine, or on each of --hosts."""
     arguments, ranks, gpus = command.arguments, command.arguments.ranks, len(command.config.gpu_ids)
     if gpus and ranks not in (None, gpus):
-        raise UserError(f"--ranks {ranks} with {gpus} GPUs: each GPU has one rank; name a GPU twice to share it")
+        raise UserError(
+            f"--ranks {ranks} with {counted(gpus, 'GPU')}: each GPU has one rank; name a GPU twice to share it"
+        )
     if arguments.hosts and arguments.launcher != "torchrunx":
         raise UserError(
             f"--hosts {' '.join(arguments.hosts)} needs --launcher torchrunx; "
@@ -193,8 +195,8 @@ def _print_summary(result: dict[str, Any], console: Console) -> None:
     # Over all sessions of the run; `steps_per_second` of the result is the rate of the last one.
     steps, seconds = result["env_steps"], result["train_seconds"]
     console.print(
-        f"\n[bold]{result['status']}[/] after {result['iterations']} iterations, {steps:,} env steps "
-        f"in {seconds:.1f} s ({steps / seconds if seconds else 0.0:,.0f} steps/s)"
+        f"\n[bold]{result['status']}[/] after {counted(result['iterations'], 'iteration')}, "
+        f"{counted(f'{steps:,}', 'env step')} in {seconds:.1f} s ({steps / seconds if seconds else 0.0:,.0f} steps/s)"
     )
     if result["mean_return"] is not None:
         console.print(

@@ -21,11 +21,31 @@ def usable_cores() -> int:
     return cores
 
 
-def free_host_bytes() -> int:
-    """Return the available memory of the host, or the memory limit of the container if that is lower."""
+@contextmanager
+def cores_of_new_processes(count: int) -> Iterator[None]:
+    """Let processes that this thread starts inside the context use only the first `count` of its cores; all if it is
+    0. A process inherits the cores of the thread that starts it."""
+    if not count:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def free_host_bytes(cgroup: Path = _CGROUP) -> int:
+    """Return the available memory of the host, or what is left of the memory limit of the container if that is lower.
+    `cgroup` is the directory of the container's control group (version 2)."""
     available = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):
-        return min(available, int((_CGROUP / "memory.max").read_text()))
+    with suppress(OSError, ValueError, KeyError):
+        # The limit is "max" without a limit.
+        limit, used = (int((cgroup / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # Inactive pages of files count as used, but the kernel frees them when memory is needed.
+        reclaimable = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())["inactive_file"]
+        return min(available, max(0, limit - used + int(reclaimable)))
     return available
 
 

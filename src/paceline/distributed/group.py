@@ -22,6 +22,7 @@ from paceline.device.gpus import gpu_uuid
 from paceline.distributed.failure import LATE_SECONDS, UNLIMITED, Failure, PeerLostError, Watch
 from paceline.distributed.launcher import main_address
 from paceline.distributed.rank import Rank
+from paceline.errors import counted
 
 # Time limit for forming the group, and for each collective of a group whose watch is not started.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -80,7 +81,9 @@ class Group:
                 _set_pg_timeout(UNLIMITED, group)
         except (RuntimeError, ValueError) as error:
             remedy = "; choose another MASTER_PORT" if "EADDRINUSE" in str(error) else ""
-            raise PeerLostError(f"the {self.size} ranks did not connect: {_first_line(error)}{remedy}") from error
+            raise PeerLostError(
+                f"the {counted(self.size, 'rank')} did not connect: {_first_line(error)}{remedy}"
+            ) from error
 
     @property
     def capturable(self) -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from paceline.device.cpu import usable_cores
 from paceline.distributed.launcher import read_ranks, under_elastic_agent, under_launcher
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.process.interrupts import PARENT
 from paceline.process.parent import die_with
 
@@ -57,7 +57,7 @@ def _device(gpu_ids: tuple[int, ...], local: int, local_size: int) -> torch.devi
         return torch.device("cpu")
     if local >= len(gpu_ids):
         raise UserError(
-            f"{local_size} ranks on {socket.gethostname()} but {len(gpu_ids)} GPUs for them "
+            f"{local_size} ranks on {socket.gethostname()} but {counted(len(gpu_ids), 'GPU')} for them "
             f"({' '.join(map(str, gpu_ids))}): start as many ranks as GPUs, or name a GPU twice to share it"
         )
     return torch.device("cuda", gpu_ids[local])

@@ -17,7 +17,7 @@ from paceline.env.policy_interface import ActionMapping, CommandRange, Observati
 from paceline.env.randomization import Randomization
 from paceline.env.task import MAX_DECIMATION, EnvState, ResetState, Task, overrides
 from paceline.env.vec_env import action_spec
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, counted, unknown
 from paceline.validation import LARGEST_COUNT, LARGEST_NUMBER
 
 _REQUIRED = ("model", "reset", "control", "observe", "reward", "terminated")
@@ -175,7 +175,7 @@ def _check_interface(task: Task, model: mujoco.MjModel, widths: dict[str, int]) 
             _refuse(task, f"{what}[{group!r}] is {_described(parts)}, but must be a tuple of ObservationPart")
         if sum(part.width for part in parts) != widths[group]:
             sizes = " + ".join(f"{part.width} ({part.name})" for part in parts) or "0"
-            _refuse(task, f"{what}[{group!r}] has {sizes} columns, but observe(state) gives {widths[group]}")
+            _refuse(task, f"{what}[{group!r}] has the width {sizes}, but observe(state) gives {widths[group]}")
         names = [part.name for part in parts]
         if repeated := [name for name in names if names.count(name) > 1]:
             _refuse(task, f"{what}[{group!r}] has two parts {repeated[0]!r}: give each its own name")
@@ -188,7 +188,9 @@ def _check_interface(task: Task, model: mujoco.MjModel, widths: dict[str, int]) 
         if task.action_choices:
             _refuse(task, f"action_mapping(model) must be None: the actions are choices, {task.action_choices}")
         if task.num_actions != model.nu:
-            _refuse(task, f"action_mapping(model) must be None: {task.num_actions} actions set {model.nu} controls")
+            _refuse(
+                task, f"action_mapping(model) must be None: num_actions is {task.num_actions}, and nu is {model.nu}"
+            )
         _check_rows(task, "action_mapping(model)", mapping, ("scale", "offset"), model.nu)
     for name, limits in _dict(task, "command_ranges()", task.command_ranges()).items():
         if not isinstance(limits, CommandRange):
@@ -205,7 +207,9 @@ def _check_rows(task: Task, what: str, value: Any, fields: tuple[str, ...], widt
     for field in fields:
         row = getattr(value, field)
         if isinstance(row, tuple) and row and len(row) != width:
-            _refuse(task, f"{field} of {what} has {len(row)} elements, but must have one for each of {width} columns")
+            _refuse(
+                task, f"{field} of {what} has {counted(len(row), 'element')}, but must have one per column: {width}"
+            )
 
 
 class _Results:

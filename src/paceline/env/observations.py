@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 
 MAX_HISTORY_STEPS = 1000
 """Limit of history and of delay, in control steps."""
@@ -47,8 +47,9 @@ class ObservationHistory:
         same_delay = delay is not None and bool(((delay >= self._min_delay) & (delay <= self._max_delay)).all())
         if self._active and not (same_shape and same_delay):
             raise UserError(
-                f"the envs of the run do not stack {len(self._offsets)} observations with a delay of {self._min_delay} "
-                f"to {self._max_delay} control steps: resume with the history and the delay that the run has"
+                f"the envs of the run do not stack {counted(len(self._offsets), 'observation')} with a delay of "
+                f"{self._min_delay} to {counted(self._max_delay, 'control step')}: resume with the history and the "
+                "delay that the run has"
             )
 
     def reset(self, mask: Tensor, uniform: Tensor) -> None:

@@ -149,6 +149,6 @@ def action_spec(env: VecEnv) -> ActionSpec:
         raise UserError(f"'action_choices' is {choices!r}, but must be a tuple of numbers of choices, each above 0")
     if choices and len(choices) != env.num_actions:
         raise UserError(
-            f"'action_choices' is {choices}, but must have {env.num_actions} entries, as 'num_actions' says"
+            f"'action_choices' is {choices}, but must have one entry per action: 'num_actions' is {env.num_actions}"
         )
     return ActionSpec(env.num_actions, choices)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from paceline.errors import counted
 from paceline.experiments.formatting import duration, listed, number, percent
 from paceline.experiments.statistics import LEAST_SHARE, Comparison, GroupResult, Interval, TargetTime
 
@@ -51,7 +52,8 @@ def _speedup(comparison: Comparison, group: GroupResult) -> str:
         )
     else:
         ratio, own, other = baseline.speedup, group.steps_per_second, base.steps_per_second
-        envs = "the same number of envs per rank" if baseline.kind == "horizontal" else f"{group.total_envs:,} envs"
+        envs = counted(f"{group.total_envs:,}", "env")
+        envs = "the same number of envs per rank" if baseline.kind == "horizontal" else envs
         text = (
             f"With {group.label}, training runs {number(own.mean)} env steps per second, with {base.label} "
             f"{number(other.mean)}: {ratio:.2f} times as fast, with {envs}"
@@ -97,7 +99,7 @@ def _effort(target: TargetTime, is_emulated: bool) -> str:
     """Return the time to the target. That of emulated ranks is unknown, so their iterations are returned."""
     assert target.seconds
     assert target.iterations
-    return f"{number(target.iterations.mean)} iterations" if is_emulated else duration(target.seconds.mean)
+    return counted(number(target.iterations.mean), "iteration") if is_emulated else duration(target.seconds.mean)
 
 
 def _some(group: GroupResult) -> str:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.experiments.findings import Finding
-from paceline.experiments.formatting import count, duration, number, percent
+from paceline.experiments.formatting import duration, number, percent
 from paceline.experiments.iteration_parts import Measurements, Parts, Sums
 from paceline.experiments.network import Network
 from paceline.experiments.page import Table, html, markdown
@@ -193,8 +193,8 @@ def make_forecast(
         )
         for network in networks
     ]
-    envs = f"{per_rank:,} envs per rank (weak scaling)"
-    envs += f" or {total_envs:,} envs in total (strong scaling)" if total_envs else ""
+    envs = f"{counted(f'{per_rank:,}', 'env')} per rank (weak scaling)"
+    envs += f" or {counted(f'{total_envs:,}', 'env')} in total (strong scaling)" if total_envs else ""
     subtitle = f"{envs}; {run.config.learner}, {run.facts.device_name}. All figures are forecast."
     return Forecast(f"Forecast for {run.config.task}", subtitle, model, scalings, min_gain)
 
@@ -211,8 +211,9 @@ def _statement(scaling: Scaling, min_gain: float) -> str:
     parts = {name: getattr(last, name) for name in _PART_NAMES}
     largest = max(parts, key=lambda name: parts[name])
     return (
-        f"{scaling.kind.capitalize()} scaling ({scaling.network.name}) pays up to {count(best.ranks, 'rank')}{gain}: "
-        f"{reason}. With {count(last.ranks, 'rank')} an iteration takes {duration(last.seconds)}; its largest part is "
+        f"{scaling.kind.capitalize()} scaling ({scaling.network.name}) pays up to "
+        f"{counted(f'{best.ranks:,}', 'rank')}{gain}: {reason}. With {counted(f'{last.ranks:,}', 'rank')} an iteration "
+        f"takes {duration(last.seconds)}; its largest part is "
         f"{_PART_NAMES[largest]}, {percent(parts[largest] / last.seconds)}."
     )
 

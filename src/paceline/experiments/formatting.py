@@ -36,11 +36,6 @@ def with_interval(interval: Interval | None, show: Callable[[float], str] = numb
     return f"{show(interval.mean)} ({show(interval.low)} to {show(interval.high)})"
 
 
-def count(quantity: int, noun: str) -> str:
-    """Return for example "1 rank" or "2 ranks"."""
-    return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
-
-
 def listed(items: list[str]) -> str:
     """Return for example "a, b and c"."""
     return " and ".join(filter(None, (", ".join(items[:-1]), items[-1])))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError, counted, one_line
 from paceline.experiments.nodes import Nodes
 from paceline.run.config import changes
 from paceline.run.directory import RunDir, write_atomically
@@ -66,8 +66,7 @@ class Grid:
 
     def label(self, cell: Cell) -> str:
         """Return the name of all cells with the same number of ranks."""
-        plural, emulated = "s" * (cell.ranks > 1), " (emulated)" * (self.emulate_ranks and cell.ranks > 1)
-        return f"{cell.ranks} rank{plural}{emulated}"
+        return counted(cell.ranks, "rank") + " (emulated)" * (self.emulate_ranks and cell.ranks > 1)
 
     def processes(self, cell: Cell) -> int:
         """Return the number of ranks with which a cell is run."""
@@ -81,9 +80,9 @@ class Grid:
             elif self.on_gpus and ranks > len(self.gpu_ids):
                 emulate = ", --emulate-ranks to see the learning curves" if self.kind == "horizontal" else ""
                 raise UserError(
-                    f"--ranks {ranks} on {len(self.gpu_ids)} GPU(s): each rank needs one; use fewer ranks, several "
-                    f"nodes (--on slurm){emulate}, --gpu-ids none for ranks on the CPU, or name a GPU several times to "
-                    "share it"
+                    f"--ranks {ranks} on {counted(len(self.gpu_ids), 'GPU')}: each rank needs one; use fewer ranks, "
+                    f"several nodes (--on slurm){emulate}, --gpu-ids none for ranks on the CPU, or name a GPU "
+                    "several times to share it"
                 )
 
     def cell_argv(self, cell: Cell) -> list[str]:

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from paceline.device.cpu import cores_of_new_processes
 from paceline.distributed.launcher import variables_without_launcher
-from paceline.errors import UserError, one_line
+from paceline.errors import UserError, counted, one_line
 from paceline.experiments.run_data import RunData, read_run
-from paceline.process.parent import die_with
+from paceline.process.parent import dying_with_this
 from paceline.process.stage import stage
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir, write_atomically
@@ -95,7 +95,7 @@ class Measurements:
             wanted.append(max(fewest_envs, wanted[-1] // _FEWER_ENVS))
         for num_envs in wanted:
             if num_envs not in known:
-                with self._showing(f"Measuring iterations with {num_envs} envs"):
+                with self._showing(f"Measuring iterations with {counted(num_envs, 'env')}"):
                     known[num_envs] = measure_parts(self._run, num_envs, self._iterations)
                 self._store(parts=[*self._stored["parts"], asdict(known[num_envs])])
         return [known[num_envs] for num_envs in sorted(known)]
@@ -174,28 +174,23 @@ def _train_apart(config: TrainConfig, cores: int, **rank: Any) -> RunData:
     with tempfile.TemporaryDirectory(prefix="paceline_") as folder:
         directory, log = Path(folder) / "run", Path(folder) / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "paceline.experiments.iteration_parts", str(directory)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=variables_without_launcher(os.environ) | {name: str(value) for name, value in rank.items()},
-                preexec_fn=partial(_prepare, os.getpid(), cores),
-            )
+            command = [sys.executable, "-P", "-m", "paceline.experiments.iteration_parts", str(directory)]
+            with cores_of_new_processes(cores):
+                process = subprocess.Popen(
+                    dying_with_this(command),
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=variables_without_launcher(os.environ) | {name: str(value) for name, value in rank.items()},
+                )
             try:
                 process.communicate(config.to_yaml().encode())
             finally:
                 process.kill()
         if process.returncode:
             lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
-            raise UserError(f"a short training with {config.num_envs} envs failed: {lines[-1]}")
+            raise UserError(f"a short training with {counted(config.num_envs, 'env')} failed: {lines[-1]}")
         return read_run(directory, needs_returns=False)
-
-
-def _prepare(parent: int, cores: int) -> None:
-    die_with(parent)
-    if cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from paceline import __version__
+from paceline.errors import counted
 from paceline.experiments.findings import Finding
-from paceline.experiments.formatting import count, duration, number, percent, with_interval
+from paceline.experiments.formatting import duration, number, percent, with_interval
 from paceline.experiments.run_data import RunData
 from paceline.experiments.statistics import Comparison, GroupResult
 
@@ -84,7 +85,7 @@ def facts(groups: dict[str, list[RunData]]) -> str:
         "device": [run.facts.device_name for run in runs],
     }
     stated = [f"{name} {', '.join(sorted(set(values)))}" for name, values in names.items()]
-    return "; ".join([count(len(runs), "run"), *stated]).removesuffix(".") + "."
+    return "; ".join([counted(f"{len(runs):,}", "run"), *stated]).removesuffix(".") + "."
 
 
 def markdown(title: str, subtitle: str, notes: list[str], found: list[Finding], tables: dict[str, Table]) -> str:

@@ -9,15 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.experiments.findings import findings
-from paceline.experiments.formatting import count
 from paceline.experiments.page import facts, html, markdown, results_table, runs_table
-from paceline.experiments.run_data import RunData, read_run
+from paceline.experiments.run_data import RunData, read_run, without_logs
 from paceline.experiments.statistics import Comparison, compare
 from paceline.run.directory import write_atomically
+from paceline.validation import parse_json, read_text
 
 PAGE = "report.html"
+_RESULTS = "results.json"
 _MOST_DIFFERENCES = 4
 
 
@@ -40,9 +41,10 @@ def write_report(
 
 
 def report(runs: list[Path], directory: Path, target_return: float | None = None) -> dict[str, Any]:
-    """Group any runs by their settings, and compare the groups as `write_report` does."""
+    """Group any runs by their settings, and compare the groups as `write_report` does. The logs of a scaling experiment
+    may be among the paths of its runs."""
     check_installed()
-    groups = group_runs([read_run(path) for path in dict.fromkeys(runs)])
+    groups = group_runs([read_run(path) for path in without_logs(runs)])
     tasks = sorted({run.config.task for of_group in groups.values() for run in of_group})
     comparison = compare(groups, target_return, is_emulated=False)
     return _write(directory, groups, f"Comparison of runs: {', '.join(tasks)}", [], comparison)
@@ -78,20 +80,35 @@ def _write(
         "findings": [asdict(finding) for finding in found],
         **asdict(comparison),
         "runs": {label: [str(run.path) for run in runs] for label, runs in groups.items()},
+        "plots": [f"{plot.name}.png" for plot in drawn],
     }
     page = html(title, facts(groups), notes, found, {"Results": table, "Runs": runs_table(groups)}, drawn)
     try:
         (directory / "plots").mkdir(parents=True, exist_ok=True)
         for plot in drawn:
             write_atomically(directory / "plots" / f"{plot.name}.png", plot.png)
+        # results.json lists the plots, so those of the earlier report are removed before it is replaced.
+        for name in _plots_of_earlier_report(directory) - set(results["plots"]):
+            (directory / "plots" / name).unlink(missing_ok=True)
         write_atomically(
             directory / "results.md", markdown(title, facts(groups), notes, found, {"Results": table}).encode()
         )
-        write_atomically(directory / "results.json", json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(directory / _RESULTS, json.dumps(results, indent=2, allow_nan=False).encode() + b"\n")
         write_atomically(directory / PAGE, page.encode())
     except OSError as error:
         raise UserError(f"cannot write the report to {directory}: {error.strerror}") from None
     return results
+
+
+def _plots_of_earlier_report(directory: Path) -> set[str]:
+    """Return the names of the plots that the report in a directory has written; none if there is no readable report."""
+    try:
+        names = parse_json(read_text(directory / _RESULTS)).get("plots")
+    except (OSError, ValueError):
+        return set()
+    # The file may have been edited: only names of PNG files in plots/ are accepted.
+    listed = names if isinstance(names, list) else []
+    return {name for name in listed if isinstance(name, str) and name == Path(name).name and name.endswith(".png")}
 
 
 def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:
@@ -100,9 +117,8 @@ def _run_notes(groups: dict[str, list[RunData]]) -> list[str]:
     for label, runs in groups.items():
         for run in runs:
             if run.status != "completed":
-                notes.append(
-                    f"{run.path} has the status {run.status}; it has done {count(run.iterations, 'iteration')}."
-                )
+                done = counted(f"{run.iterations:,}", "iteration")
+                notes.append(f"{run.path} has the status {run.status}; it has done {done}.")
             if len({session.world_size for session in run.sessions}) > 1:
                 sizes = ", ".join(str(session.world_size) for session in run.sessions)
                 notes.append(f"{run.path} changed its number of ranks: {sizes}. It counts as a run of the last one.")
@@ -142,7 +158,7 @@ def _label(settings: dict[str, Any], names: list[str]) -> str:
     if not names:
         return str(settings["task"])
     parts = [
-        count(settings[name], name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {settings[name]}"
-        for name in names[:_MOST_DIFFERENCES]
+        counted(f"{value:,}", name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {value}"
+        for name, value in ((name, settings[name]) for name in names[:_MOST_DIFFERENCES])
     ]
     return ", ".join(parts) + (", ..." if len(names) > _MOST_DIFFERENCES else "")

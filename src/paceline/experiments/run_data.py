@@ -1,5 +1,6 @@
 """Read the runs that a report compares."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ class RunData:
 
     def has_cameras(self) -> bool:
         return any("camera" in name for name in self.config.env)
+
+
+def log_file(run: Path) -> Path:
+    """Return the file beside the directory of a run in which a scaling experiment stores the output of the run."""
+    return run.parent / f"{run.name}.log"
+
+
+def without_logs(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths, each once, without the logs of runs that are among them: `paceline report GRID/ranks_*` matches
+    the directory of a run and its log."""
+    unique = dict.fromkeys(paths)
+    logs = {log_file(path) for path in unique if path.is_dir()}
+    return [path for path in unique if path not in logs or path.is_dir()]
 
 
 def read_run(path: Path, needs_returns: bool = True) -> RunData:

@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.experiments.formatting import duration
 from paceline.experiments.grid import Cell, Grid, open_grid
 from paceline.experiments.report import PAGE, check_installed, print_findings, write_report
+from paceline.experiments.run_data import log_file
 from paceline.launch.engines.report import last_line
 from paceline.process.interrupts import EXIT_CODE, STOP_NOTICE, Interrupts
 from paceline.process.parent import dying_with_this
@@ -51,7 +52,7 @@ def _write_report(grid: Grid, directory: Path, cells: list[Cell], notes: list[st
     groups = dict[str, list[Path]]()
     for cell in sorted(cells, key=lambda cell: (cell.ranks, cell.seed)):
         groups.setdefault(grid.label(cell), []).append(directory / cell.name)
-    envs = f"{grid.envs} envs per rank" if grid.kind == "horizontal" else f"{grid.envs} envs in total"
+    envs = f"{counted(grid.envs, 'env')} {'per rank' if grid.kind == 'horizontal' else 'in total'}"
     title = f"{grid.kind.capitalize()} scaling of {grid.task}, {envs}"
     return write_report(directory, groups, title, notes, grid.emulate_ranks)
 
@@ -80,7 +81,7 @@ class _Runs:
         """Run all cells. Return whether this was interrupted."""
         cells = self._grid.cells
         if done := len(cells) - len(self._waiting):
-            self._print(f"{done} of {len(cells)} cells have completed before.")
+            self._print(f"Completed before: {done} of {counted(len(cells), 'cell')}.")
         with Interrupts(_SAME_REQUEST_SECONDS, STOP_NOTICE, self._kill) as stop:
             was_stopped = False
             while self._running or (self._waiting and not stop.requested):
@@ -108,7 +109,7 @@ class _Runs:
         return RunDir(self._run_dir(cell)).result().get("status") == "completed"
 
     def _log(self, cell: Cell) -> Path:
-        return self._directory / f"{cell.name}.log"
+        return log_file(self._run_dir(cell))
 
     def _start(self, cell: Cell) -> None:
         # GPUs that no other cell uses come first.
@@ -182,7 +183,7 @@ class _Runs:
     def _title(self, cell: Cell) -> str:
         grid, cells = self._grid, self._grid.cells
         number = f"[{cells.index(cell) + 1}/{len(cells)}]"
-        return f"{number} {grid.label(cell)}, {grid.total_envs(cell)} envs, seed {cell.seed}"
+        return f"{number} {grid.label(cell)}, {counted(grid.total_envs(cell), 'env')}, seed {cell.seed}"
 
     def _print(self, line: str) -> None:
         self._console.print(escape(line))

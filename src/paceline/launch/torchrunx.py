@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
 from paceline.launch.local import RankFailedError, end_descendants, signals_to_handle
 from paceline.process import interrupts
 from paceline.process.parent import die_with
@@ -67,7 +67,7 @@ def _exit_codes(launcher: "Launcher", argv: list[str]) -> list[int]:
     except KeyboardInterrupt:
         stopped = KeyboardInterrupt()
     except Exception as error:
-        stopped = RankFailedError(f"{type(error).__name__}: {error}")
+        stopped = RankFailedError(f"{type(error).__name__}: {one_line(error)}")
     else:
         return [code for codes in ended.results.values() for code in codes]
     raise stopped

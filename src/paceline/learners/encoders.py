@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.env.vec_env import TensorSpec, VecEnv
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.networks import Encoder
 
 TARGETS = "image_targets"
@@ -39,8 +39,8 @@ def feature_map_size(
     """Return height and width of the feature maps of the last convolution. Raise UserError for invalid layers."""
     if not len(channels) == len(kernels) == len(strides):
         raise UserError(
-            f"the encoder has {len(channels)} channels, {len(kernels)} kernels and {len(strides)} strides: give "
-            "one of each per layer"
+            f"the encoder has {counted(len(channels), 'channel')}, {counted(len(kernels), 'kernel')} and "
+            f"{counted(len(strides), 'stride')}: give one of each per layer"
         )
     for kernel, stride in zip(kernels, strides, strict=True):
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, counted, unknown
 from paceline.learners.learner import LEARNERS
 from paceline.learners.native_keys import (
     Group,
@@ -341,8 +341,8 @@ def _per_env(size: int, num_envs: int | None, horizon: int, path: str, given_by:
     if near * num_envs == size:
         return near, ""
     return near, (
-        f"{path} {size} is not {num_envs} envs times a divisor of the horizon {horizon}, so it is rounded to "
-        f"{near * num_envs} ({given_by} {near})"
+        f"{path} {size} is not {counted(num_envs, 'env')} times a divisor of the horizon {horizon}, so it is rounded "
+        f"to {near * num_envs} ({given_by} {near})"
     )
 
 

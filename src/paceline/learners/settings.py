@@ -10,7 +10,7 @@ from docstring_parser import parse_from_object
 from paceline import validation
 from paceline.env.training_settings import TrainingSettings
 from paceline.env.vec_env import ActionSpec
-from paceline.errors import UserError, unknown
+from paceline.errors import UserError, counted, unknown
 
 LEARNING_RATES = (1e-5, 1e-2)
 """Range of a learning rate that is adapted to the KL divergence, the same as in RSL-RL."""
@@ -98,8 +98,8 @@ class Settings:
         if minibatches > samples:
             more, steps = (flag(self, name) for name in (self.minibatches_field, self.horizon_field))
             raise UserError(
-                f"{more} {minibatches} is more than {samples} samples, which the smallest rank collects in an "
-                f"iteration (envs x steps: {num_envs} x {self.horizon}): use at most {samples}, or more envs "
+                f"{more} {minibatches} is more than {counted(samples, 'sample')}, which the smallest rank collects in "
+                f"an iteration (envs x steps: {num_envs} x {self.horizon}): use at most {samples}, or more envs "
                 f"(--num-envs, --total-envs) or steps ({steps})"
             )
 

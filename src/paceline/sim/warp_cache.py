@@ -5,6 +5,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from paceline.errors import counted
+
 
 def compiled_modules_counter() -> Callable[[], str]:
     """Return a function that states how many modules of kernels Warp has compiled from now on; empty if none. Warp is
@@ -17,6 +19,6 @@ def compiled_modules_counter() -> Callable[[], str]:
         if not folder or not os.path.isdir(folder):
             return ""
         count = sum(entry.stat().st_mtime >= began for entry in os.scandir(folder))
-        return f"{count} kernel modules compiled" if count else ""
+        return f"{counted(count, 'kernel module')} compiled" if count else ""
 
     return describe

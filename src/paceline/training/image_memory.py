@@ -5,7 +5,7 @@ from rich.filesize import decimal
 
 from paceline.device.memory import free_bytes
 from paceline.env.vec_env import VecEnv
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.encoders import images_of
 
 
@@ -19,7 +19,8 @@ def check_image_memory(env: VecEnv, horizon: int) -> str:
     # The rollout, the images of the env, and those on which the policy acts next.
     needed, free = sum(per_step.values()) * (horizon + 3), free_bytes(env.device)
     sizes = ", ".join(f"{name} {'x'.join(map(str, spec.shape))}" for name, spec in groups.items())
-    what = f"Images of a rollout ({env.num_envs} envs, {horizon} steps; {sizes}) need {decimal(needed)}"
+    rollout = f"{counted(env.num_envs, 'env')}, {counted(horizon, 'step')}"
+    what = f"Images of a rollout ({rollout}; {sizes}) need {decimal(needed)}"
     if needed > free:
         raise UserError(
             f"{what}, but {env.device} has {decimal(free)} free: use fewer envs (--num-envs), fewer steps per "

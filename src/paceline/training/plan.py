@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.distributed.launch_record import LaunchRecord
 from paceline.distributed.sharding import shard_ranges
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.settings import Settings, flag
 from paceline.run import checkpoint
 from paceline.run.config import MOST_ENVS, TrainConfig, changes, plain
@@ -110,7 +110,7 @@ def load_start(plan: Plan, config: TrainConfig, settings: Settings, ranks: int) 
         plan = _load_checkpoint(plan, plan.checkpoint, config, settings, ranks)
     total_envs = plan.total_envs or config.total(ranks)
     if total_envs < ranks:
-        raise UserError(f"{total_envs} envs are too few for {ranks} ranks: each needs one")
+        raise UserError(f"{counted(total_envs, 'env')} for {ranks} ranks: each rank needs at least one")
     envs = shard_ranges(total_envs, ranks)
     settings.check_samples(min(map(len, envs)))
     return dataclasses.replace(plan, total_envs=total_envs, envs=tuple(envs))
@@ -129,7 +129,7 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
     changed = (config.num_envs, config.total_envs) != (stored.num_envs, stored.total_envs)
     if changed and config.total(ranks) != envs:
         remedy = f"--num-envs {envs // ranks}" if envs % ranks == 0 else f"--total-envs {envs}"
-        raise UserError(f"the checkpoint has {envs} envs, this run {config.total(ranks)}: use {remedy}")
+        raise UserError(f"the checkpoint has {counted(envs, 'env')}, this run {config.total(ranks)}: use {remedy}")
     for name in settings.fixed:
         then, now = _as_argument(trained_with[name]), _as_argument(getattr(settings, name))
         if then != now:
@@ -139,8 +139,8 @@ def _load_checkpoint(plan: Plan, file: Path, config: TrainConfig, settings: Sett
             )
     if iteration >= config.max_iterations:
         raise UserError(
-            f"the run has completed {iteration} iterations: set --max-iterations, now {config.max_iterations}, to a "
-            "larger total"
+            f"the run has completed {counted(iteration, 'iteration')}: set --max-iterations, now "
+            f"{config.max_iterations}, to a larger total"
         )
     then, now = stored.by_name(), config.by_name()
     return dataclasses.replace(

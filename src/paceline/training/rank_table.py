@@ -4,6 +4,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from paceline.errors import counted
 from paceline.training.ranks import Member
 
 RANK_METRICS = ("seconds/collect", "seconds/update", "seconds/sync", "memory/used_mib")
@@ -31,10 +32,10 @@ class RankTable:
             self._values = self._values.lerp(values, _SMOOTHING)
 
     def __rich__(self) -> Table:
-        restarts = f", {self._restarts} restart{'s' if self._restarts > 1 else ''}" if self._restarts else ""
+        restarts = f", {counted(self._restarts, 'restart')}" if self._restarts else ""
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title_justify="left", title_style="")
         table.caption_justify = "left"
-        table.title = f"{len(self._members)} ranks{restarts}"
+        table.title = f"{counted(len(self._members), 'rank')}{restarts}"
         table.add_column("rank", justify="right")
         table.add_column("host", max_width=14, no_wrap=True)
         table.add_column("device", max_width=16, no_wrap=True)
@@ -56,7 +57,7 @@ class RankTable:
         if others := work[order[MOST_ROWS:]].tolist():
             num_slow = int((work > SLOW * median).sum())
             table.caption = (
-                f"{len(others)} faster ranks: {min(others):.3f} to {max(others):.3f} s without sync. "
+                f"{counted(len(others), 'faster rank')}: {min(others):.3f} to {max(others):.3f} s without sync. "
                 f"Slow ranks: {num_slow}. Median: {median:.3f} s."
             )
         return table

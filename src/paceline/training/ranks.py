@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from paceline.device.gpus import gpu_uuid
 from paceline.distributed.group import Group, differences
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.settings import Settings
 from paceline.run.config import TrainConfig
 from paceline.run.versions import versions
@@ -41,7 +41,7 @@ def check_ranks_agree(config: TrainConfig, group: Group, num_envs: int) -> list[
     differing = differences(fingerprints)
     if differing:
         index, name, value, main_value = differing[0]
-        more = f" ({len(differing) - 1} more differences)" if len(differing) > 1 else ""
+        more = f" ({counted(len(differing) - 1, 'more difference')})" if len(differing) > 1 else ""
         raise UserError(
             f"rank {index} on {members[index].host} has {name} {value}, the main rank on {members[0].host} "
             f"has {main_value}: all ranks need the same{more}",
@@ -76,21 +76,21 @@ def print_header(
     """Print the task, the ranks and the size of an update."""
     total_envs = sum(member.num_envs for member in members)
     device, steps = group.rank.device, total_envs * settings.horizon
-    count = f"{len(members)} rank{'s' if len(members) > 1 else ''}"
-    where = count if group.is_distributed else describe_device(device)
+    where = counted(len(members), "rank") if group.is_distributed else describe_device(device)
     since = f", from iteration {plan.iteration}" if plan.iteration else ""
     restart = f", restart {plan.restarts}" if plan.restarts else ""
     lines = [
-        f"[bold]{config.task}[/]: {total_envs} envs on {where}, engine {engine_of(config, device)}, "
+        f"[bold]{config.task}[/]: {counted(total_envs, 'env')} on {where}, engine {engine_of(config, device)}, "
         f"{config.learner}, seed {config.seed}",
-        f"{config.max_iterations} iterations of {steps:,} env steps{since}{restart} -> "
+        f"{counted(config.max_iterations, 'iteration')} of {counted(f'{steps:,}', 'env step')}{since}{restart} -> "
         f"[bold]{escape(str(plan.run.path))}[/]",
     ]
     if group.is_distributed:
         lines += _describe_ranks(members)
-        lines.append(f"  {steps // settings.minibatches:,} samples of all ranks per minibatch, over {group.backend}")
+        samples = counted(f"{steps // settings.minibatches:,}", "sample")
+        lines.append(f"  {samples} of all ranks per minibatch, over {group.backend}")
         if config.sync != "every-minibatch":
-            period = f"{config.sync_every} iterations" if config.sync_every else "iteration"
+            period = f"{config.sync_every} iterations" if (config.sync_every or 1) > 1 else "iteration"
             lines.append(f"  each rank updates with its own samples; parameters are averaged every {period}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
@@ -104,7 +104,7 @@ def _describe_ranks(members: list[Member]) -> list[str]:
         ranks, each = (f"rank {first}", "") if last == first else (f"ranks {first} to {last}", " each")
         is_shared = gpus[0] and len(set(gpus)) < len(gpus)
         shared = ", sharing a GPU: gradients go over gloo, slower than nccl" if is_shared else ""
-        lines.append(f"  {ranks} on {member.host}: {member.device}, {member.num_envs} envs{each}{shared}")
+        lines.append(f"  {ranks} on {member.host}: {member.device}, {counted(member.num_envs, 'env')}{each}{shared}")
         first = last + 1
     return lines
 

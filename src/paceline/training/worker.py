@@ -10,7 +10,7 @@ from paceline.distributed import worker_log
 from paceline.distributed.failure import Failure, PeerLostError
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
-from paceline.errors import UserError
+from paceline.errors import UserError, one_line
 from paceline.process.interrupts import ignore
 from paceline.run.config import TrainConfig
 from paceline.run.mirror import Mirror
@@ -96,4 +96,4 @@ def _cause(error: Exception) -> str:
     installed = str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*installed, "<"))]
     place = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {one_line(error)}{place}"

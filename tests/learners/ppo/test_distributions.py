@@ -148,7 +148,7 @@ def test_continuous_actions_keep_the_normal_distribution():
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ((3, 2), r"'action_choices' is \(3, 2\), but must have 1 entries, as 'num_actions' says"),
+        ((3, 2), r"'action_choices' is \(3, 2\), but must have one entry per action: 'num_actions' is 1"),
         ([3], r"'action_choices' is \[3\], but must be a tuple of numbers of choices"),
         ((0,), r"'action_choices' is \(0,\), but must be a tuple of numbers of choices"),
     ],

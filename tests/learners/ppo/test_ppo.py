@@ -12,7 +12,8 @@ from paceline.env.robot_env import RobotEnv
 from paceline.env.vec_env import Step, TensorSpec, VecEnv
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo import Ppo
-from paceline.learners.ppo.samples import SamplePacking, Samples, advantages, minibatch_orders
+from paceline.learners.ppo.returns import advantages
+from paceline.learners.ppo.samples import SamplePacking, Samples, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.tasks.cartpole import Cartpole
 from paceline.tensors.statistics import row_sums, standardize

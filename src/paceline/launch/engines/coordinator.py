@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from paceline.errors import one_line
+from paceline.errors import counted, one_line
 from paceline.launch.engines.job_control import record_process
 from paceline.launch.engines.report import LogPrinter, Report, last_line
 from paceline.launch.engines.task_files import TaskSpec, secret_mounts, secret_variable
@@ -285,7 +285,7 @@ class Coordinator:
         limit = self._limits.max_reschedules
         if run.restarts >= limit:
             name = f"{self._job.record.engine}.max_reschedules"
-            run.end(State.FAILED, code, f"{cause}, after {limit} restarts ({name})")
+            run.end(State.FAILED, code, f"{cause}, after {counted(limit, 'restart')} ({name})")
             return self._failed(group, run)
         run.restarts += 1
         run.end(State.WAITING, code, f"{cause}: it is started again")

@@ -6,8 +6,9 @@ from torch.nn import functional
 
 from paceline.env.vec_env import TensorSpec, VecEnv
 from paceline.errors import UserError
+from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import TARGETS, ImageEncoder, images_of
-from paceline.learners.networks import vector_input
+from paceline.learners.networks import Policy, fold_normalizer, vector_input
 from paceline.learners.ppo.samples import Rollout
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rollout import vector_widths
@@ -88,6 +89,18 @@ class Observations:
             return rows
         rows = self.normalize(name, rows)
         return self.pad(torch.cat((rollout.features, rows), dim=-1) if rollout.features is not None else rows)
+
+    def make_policy(
+        self, actor: nn.Module, choices: tuple[int, ...], normalizers: dict[str, RunningStatistics]
+    ) -> Policy:
+        """Return the policy over observations that are not normalized, from the actor and normalizers of its groups.
+        `choices` are those of `ActionDistribution`."""
+        groups = self.actor_groups
+        if self._normalizes and groups:
+            used = [normalizers[name] for name in groups]
+            mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
+            actor = fold_normalizer(actor, mean, std)
+        return Policy(with_choices(actor, choices), groups, self.encoder)
 
 
 def _make_encoder(

@@ -15,22 +15,22 @@ from paceline.device.cpu import torch_threads
 from paceline.distributed.group import Group
 from paceline.distributed.rank import Rank
 from paceline.env.vec_env import VecEnv, action_spec
-from paceline.learners.categorical import with_choices
 from paceline.learners.encoders import TARGETS
 from paceline.learners.learner import Learner
-from paceline.learners.networks import Policy, eager_forward, fold_normalizer, forward_padded, mlp, vector_input
+from paceline.learners.networks import Policy, eager_forward, forward_padded, mlp, vector_input
 from paceline.learners.optimizers import KlAdaptiveLearningRate
 from paceline.learners.ppo.cpu_update import BatchedActorCritic
 from paceline.learners.ppo.distributions import make_distribution
 from paceline.learners.ppo.image_regression import REGRESSION_NAMES, ImageRegression
 from paceline.learners.ppo.observations import Observations
 from paceline.learners.ppo.parameter_averaging import Averaging, ParameterAveraging
-from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, advantages, minibatch_orders
+from paceline.learners.ppo.returns import make_samples
+from paceline.learners.ppo.samples import PackedSamples, Rollout, SamplePacking, Samples, minibatch_orders
 from paceline.learners.ppo.settings import PpoSettings
 from paceline.learners.rollout import Clock, RolloutEnv, first_non_finite
 from paceline.tensors.flat import FlatAdam, FlatParameters, pack, unpack
 from paceline.tensors.graph import capture, fuse
-from paceline.tensors.statistics import RunningStatistics, row_sums, standardize
+from paceline.tensors.statistics import row_sums, standardize
 
 # Number of outputs of a layer from which several threads are faster than one (measured: 1.05 times; 1.2 at 2**15).
 _PARALLEL_LAYER_SIZE = 2**14
@@ -284,32 +284,7 @@ class Ppo(Learner):
 
     def make_samples(self, rollout: Rollout) -> Samples:
         """Compute values and advantages, which are not standardized yet. The tensors are [step, env, ...]."""
-        config, inputs = self.config, self._inputs
-        all_values, final_value, critic_obs = self._values(rollout)
-        value, next_value = all_values[:-1], torch.where(rollout.truncated, final_value, all_values[1:])
-        ends = rollout.terminated, rollout.done
-        advantage = advantages(rollout.reward, value, next_value, *ends, config.discount, config.gae_lambda)
-        action, log_prob = self.distribution.samples_of(rollout)
-        obs = {
-            name: critic_obs[name][: config.horizon] if name in critic_obs else inputs.of_samples(name, rollout)
-            for name in inputs.sample_groups
-        }
-        return Samples(obs, action, rollout.output, advantage, advantage + value, value, log_prob)
-
-    def _values(self, rollout: Rollout) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the values of the observations [step + 1, env] and of the final observations [step, env], and the
-        normalized observations of both from which they were computed, if they were not computed in the rollout."""
-        if (value := rollout.value) is not None:
-            # There are no images of the states before a reset, so after a time limit the value of the state before the
-            # step is used, as RSL-RL and RL-Games do.
-            return value, value[:-1] if rollout.final_value is None else rollout.final_value, {}
-        inputs, horizon = self._inputs, self.config.horizon
-        obs = {
-            name: inputs.pad(inputs.normalize(name, torch.cat((rollout.obs[name], final_obs))))
-            for name, final_obs in rollout.final_obs.items()
-        }
-        values = forward_padded(self.critic, vector_input(obs, inputs.critic_groups)).squeeze(-1)
-        return values[: horizon + 1], values[horizon + 1 :], obs
+        return make_samples(rollout, self._inputs, self.critic, self.distribution, self.config)
 
     def _sums_of_this_rank(self, rollout: Rollout, packed: PackedSamples) -> list[Tensor]:
         """Return the tensors to sum over ranks, float64: `row_sums` of the advantages, totals of the metrics, and
@@ -395,18 +370,10 @@ class Ppo(Learner):
 
     def policy(self) -> Policy:
         if self._averaging is None:
-            return self._make_policy(self.normalizers)
+            return self._inputs.make_policy(self.actor, self.distribution.choices, self.normalizers)
         with self._averaging.latest_sync():
-            return deepcopy(self._make_policy(self._averaging.normalizers))
-
-    def _make_policy(self, normalizers: dict[str, RunningStatistics]) -> Policy:
-        actor = self.actor
-        groups = self._inputs.actor_groups
-        if self.config.normalize_observations and groups:
-            used = [normalizers[name] for name in groups]
-            mean, std = torch.cat([each.mean for each in used]), torch.cat([each.std() for each in used])
-            actor = fold_normalizer(actor, mean, std)
-        return Policy(with_choices(actor, self.distribution.choices), groups, self.encoder)
+            normalizers = self._averaging.normalizers
+            return deepcopy(self._inputs.make_policy(self.actor, self.distribution.choices, normalizers))
 
     def state(self) -> dict[str, Any]:
         if self._averaging is None:

@@ -127,24 +127,6 @@ class SamplePacking:
         return Samples(obs, action, output, *scalars)
 
 
-def advantages(
-    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, done: Tensor, discount: float, decay: float
-) -> Tensor:
-    """Return the advantages by generalized advantage estimation (Schulman et al. 2015); all tensors are [step, env].
-
-    `next_value` is the value of the state that the reward led to, before any reset. It is used after a time limit,
-    because the episode would have continued, and is not used after a termination.
-    """
-    not_terminated, not_done = (~terminated).float(), (~done).float() * (discount * decay)
-    td_error = reward + discount * not_terminated * next_value - value
-    running = torch.zeros_like(reward[0])
-    reversed_advantages = []
-    for error, keep in zip(td_error.flip(0).unbind(0), not_done.flip(0).unbind(0), strict=True):
-        running = torch.addcmul(error, keep, running)
-        reversed_advantages.append(running)
-    return torch.stack(reversed_advantages[::-1])
-
-
 def minibatch_orders(seed: int, env_index: Tensor, epochs: Tensor, horizon: int) -> Tensor:
     """Return an order of the samples of a rollout for each of the given epoch numbers, [epoch, step * env].
 

@@ -1,5 +1,6 @@
 """Settings of RL-Games, under its own names."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -83,9 +84,9 @@ class RlGamesSettings(Settings):
     """Give actor and critic separate hidden layers; otherwise they share them."""
     fixed_sigma: bool = True
     """Use the same standard deviation of the action noise for all observations; otherwise the network computes it."""
-    sigma_init_val: Bounded = 0.0
+    sigma_init_val: Bounded = translated(lambda task: math.log(task.initial_std))
     """Natural logarithm of the initial standard deviation of the action noise, from -1e9 to 1e9.
-    With --rl-games.no-fixed-sigma it is the initial value of the weights of this output."""
+    With --rl-games.no-fixed-sigma it is the initial value of the weights of this output, where 0 is usual."""
     rnn_name: Literal["none", "lstm", "gru"] = translated("rnn_type")
     """Recurrent network of actor and critic, which gives the policy a memory."""
     rnn_units: LayerWidth = translated("rnn_hidden_size")

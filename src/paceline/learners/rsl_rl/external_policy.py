@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import UserError, one_line, unknown
+from paceline.errors import UserError, counted, one_line, unknown
 from paceline.learners.networks import Policy, fold_normalizer, mlp_of
 from paceline.learners.recurrent import RecurrentNetwork, Rnn
 from paceline.validation import LayerWidths, check_value, shown
@@ -62,13 +62,14 @@ def load_external_policy(file: Path, activation: str, inputs: int, actions: int)
         width = tensors["0.weight"].shape[-1] if "0.weight" in tensors else 0
         if rnn and width != rnn.hidden_size:
             raise UserError(
-                f"is damaged: its layers take {width} numbers from {rnn.hidden_size} of a recurrent network"
+                f"is damaged: its layers take {counted(width, 'number')} from {rnn.hidden_size} of a recurrent network"
             )
         layers = _layers(tensors, rnn.hidden_size if rnn else inputs, actions)
         mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
         if normalizer and (len(mean), len(std)) != (inputs, inputs):
             raise UserError(
-                f"is damaged: it has {len(mean)} means and {len(std)} standard deviations for {inputs} observations"
+                f"is damaged: it has {counted(len(mean), 'mean')} and {counted(len(std), 'standard deviation')} "
+                f"for {counted(inputs, 'observation')}"
             )
         iteration = content.get("iter", 0)
         if type(iteration) is not int or iteration < 0:
@@ -166,7 +167,7 @@ def _rnn(tensors: dict[str, Tensor], inputs: int) -> Rnn:
 def _check_inputs(takes: int, inputs: int) -> None:
     if takes != inputs:
         raise UserError(
-            f"takes {takes} observations, but the task gives {inputs}: choose the --task it was trained for"
+            f"takes {counted(takes, 'observation')}, but the task gives {inputs}: choose the --task it was trained for"
         )
 
 
@@ -190,5 +191,7 @@ def _layers(tensors: dict[str, Tensor], inputs: int, actions: int) -> list[tuple
             "or is not Gaussian, cannot be loaded"
         )
     if gives != actions:
-        raise UserError(f"gives {gives} actions, but the task takes {actions}: choose the --task it was trained for")
+        raise UserError(
+            f"gives {counted(gives, 'action')}, but the task takes {actions}: choose the --task it was trained for"
+        )
     return layers

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.validation import (
     LayerWidth,
@@ -129,6 +129,6 @@ class RslRlSettings(Settings):
         super().check_samples(num_envs)
         if self.rnn_type != "none" and self.num_mini_batches > num_envs:
             raise UserError(
-                f"--rsl-rl.num-mini-batches {self.num_mini_batches} is more than {num_envs} envs of a rank: with "
-                f"--rsl-rl.rnn-type {self.rnn_type} a minibatch has whole envs; use at most {num_envs}"
+                f"--rsl-rl.num-mini-batches {self.num_mini_batches} is more than {counted(num_envs, 'env')} of a rank: "
+                f"with --rsl-rl.rnn-type {self.rnn_type} a minibatch has whole envs; use at most {num_envs}"
             )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from paceline.errors import UserError
+from paceline.errors import UserError, counted
 from paceline.learners.settings import IMAGE_SETTINGS, Settings, derived, translated
 from paceline.learners.skrl.network_parts import RecurrentSize, parse_parts
 from paceline.validation import (
@@ -155,7 +155,7 @@ class SkrlSettings(Settings):
         count = num_envs * (self.rollouts // length)
         if self.recurrent and count < self.mini_batches:
             raise UserError(
-                f"--skrl.mini-batches {self.mini_batches} is more than {count} sequences of {length} steps, which the "
-                f"{num_envs} envs of a rank collect: use at most {count}, more envs, or a smaller "
-                "--skrl.sequence-length"
+                f"--skrl.mini-batches {self.mini_batches} is more than {counted(count, 'sequence')} of "
+                f"{counted(length, 'step')}, which a rank with {counted(num_envs, 'env')} collects: use at most "
+                f"{count}, more envs, or a smaller --skrl.sequence-length"
             )
