@@ -14,6 +14,7 @@ from paceline.evaluate import evaluate
 from paceline.export import export
 from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
+from paceline.run.metrics_file import read_metrics
 from paceline.train import train
 from paceline.training.build import playable
 from paceline.view.play import record
@@ -27,6 +28,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = TrainConfig(**SMALL_RUN, num_envs=4, max_iterations=1, settings=settings, logger=("none",))
     train(config, RunDir(path), Console(quiet=True))
     return path
+
+
+def test_the_time_of_rendering_is_a_part_of_the_collection(run: Path) -> None:
+    (metrics,), _ = read_metrics(RunDir(run).metrics_file)
+    assert 0.0 < metrics["seconds/render"] < metrics["seconds/collect"]
 
 
 def test_the_video_shows_what_the_camera_sees(run: Path, tmp_path: Path) -> None:

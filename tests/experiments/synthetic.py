@@ -22,13 +22,18 @@ def write_run(
     task: str = "cartpole",
     losses: dict[str, list[float]] | None = None,
     success: list[float] | None = None,
+    render: float | None = None,
+    env: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
     """Write the files of a run with one return per iteration of `seconds`, 10 steps per env. `parts` are the seconds of
-    collection, of the update without synchronization, and of synchronization."""
+    collection, of the update without synchronization, and of synchronization. `render` is the part of the collection in
+    which cameras render."""
     run = RunDir(path)
     path.mkdir(parents=True)
-    run.write_config(TrainConfig(task=task, env={}, total_envs=envs, seed=seed, max_iterations=len(returns), **config))
+    run.write_config(
+        TrainConfig(task=task, env=env or {}, total_envs=envs, seed=seed, max_iterations=len(returns), **config)
+    )
     run.write_result(status="completed")
     steps = 10 * envs
     facts = {"world_size": ranks, "total_envs": envs, "steps_per_iteration": steps, "engine": "mujoco"}
@@ -44,6 +49,7 @@ def write_run(
         }
         metrics |= {name: values[index] for name, values in (losses or {"loss/value": [1.0] * len(returns)}).items()}
         metrics |= {"measure/success": success[index]} if success else {}
+        metrics |= {} if render is None else {"seconds/render": render}
         of_ranks = {"collect": collect, "update": update + sync, "sync": sync}
         of_ranks = {f"seconds/{name}": part for name, part in of_ranks.items()} | {"memory/used_mib": 512.0}
         for name, part in of_ranks.items():

@@ -109,6 +109,21 @@ def test_synchronization_in_a_cuda_graph_is_not_measured(tmp_path: Path) -> None
     assert "not measured: it is part of a CUDA graph" in statements(result)["What limits the speed"]
 
 
+def test_rendering_is_a_part_of_its_own_where_it_was_measured(tmp_path: Path) -> None:
+    seconds: dict[str, Any] = {"parts": (0.7, 0.2, 0.0), "seconds": 1.0, "env": {"camera": {}}}
+    measured = compared({"run": [write_run(tmp_path / "measured", LINEAR, render=0.5, **seconds)]})
+    assert measured.groups[0].seconds_by_part() == pytest.approx(
+        {"collect": 0.2, "rendering": 0.5, "update": 0.2, "synchronization": 0.0, "other": 0.1}
+    )
+    text = statements(measured)
+    assert "the largest part of an iteration is rendering." in text["What limits the speed"]
+    assert "Lower the resolution of the cameras" in text["What to try"]
+    text = statements(compared({"run": [write_run(tmp_path / "not_measured", LINEAR, **seconds)]}))
+    assert "is collection (physics, policy, rendering)." in text["What limits the speed"]
+    assert "Rendering was not measured: it is part of the collection." in text["What limits the speed"]
+    assert "Collection includes rendering." in text["What to try"]
+
+
 def test_time_to_a_return(tmp_path: Path) -> None:
     slow = [write_run(tmp_path / f"slow{seed}", LINEAR, seed=seed, seconds=2.0) for seed in (0, 1)]
     halves = [value / 2 for value in LINEAR]
@@ -172,7 +187,7 @@ def test_runs_are_grouped_by_what_differs(tmp_path: Path) -> None:
         return {label: [run.config.seed for run in of_group] for label, of_group in found.items()}
 
     one = write_run(tmp_path / "a", LINEAR, seed=3)
-    again = write_run(tmp_path / "b", LINEAR, seed=4, checkpoint_every=7)
+    again = write_run(tmp_path / "b", LINEAR, seed=4, checkpoint_every=7, video_every=5)
     double = write_run(tmp_path / "c", LINEAR, ranks=2, envs=128)
     clip = write_run(tmp_path / "d", LINEAR, settings={"clip": 0.1})
     other = write_run(tmp_path / "e", LINEAR, settings={"clip": 0.3})

@@ -1,5 +1,6 @@
 """Images of all cameras of all envs as observation groups."""
 
+import time
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -39,7 +40,7 @@ class TiledCamera:
     observation group, [env, channel, height, width] in channels-last memory.
 
     An env gets a new image if its camera is due or if its episode has just started. `messages` state how meshes are
-    simplified and which cameras MuJoCo Warp renders.
+    simplified and which cameras MuJoCo Warp renders. `seconds` is the time of the host in `render`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TiledCamera:
         self._renderers: dict[str, Renderer] = {}
         self._rendered: dict[str, dict[str, Tensor]] = {}
         self.messages: list[str] = []
+        self.seconds = 0.0
         self.images: dict[str, Tensor] = {}
         self.formats: dict[str, ImageFormat] = {}
         for name, camera in self._cameras.items():
@@ -80,11 +82,13 @@ class TiledCamera:
     def render(self, episode_step: Tensor, step: Tensor) -> None:
         """Render the envs whose cameras are due. `episode_step` is the number of control steps since the reset, [env];
         `step` is the number of control steps of the run, which determines the noise."""
+        began = time.perf_counter()
         for name, camera in self._cameras.items():
             due = episode_step % self._steps_per_image[name] == 0
             self._renderers[name].render(self._rendered[name], due)
             if any(_has_noise(camera, stream) for stream in camera.streams):
                 self._add_noise(name, due, step)
+        self.seconds += time.perf_counter() - began
 
     def state(self) -> dict[str, Tensor]:
         """Return the images that cannot be rendered again, because a camera does not render in every step."""

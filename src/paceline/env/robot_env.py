@@ -103,6 +103,14 @@ class RobotEnv:
         """Statements about the renderers of the cameras, for the header of a run."""
         return self._tiled_camera.messages
 
+    def render_seconds(self) -> float | None:
+        """Return the time that the cameras have taken since the last call, s. Return None for a task without cameras,
+        and on a GPU, where rendering is part of a CUDA graph."""
+        if not self._tiled_camera.images or self.capturable:
+            return None
+        seconds, self._tiled_camera.seconds = self._tiled_camera.seconds, 0.0
+        return seconds
+
     def _make_histories(self, cameras: dict[str, Camera]) -> dict[str, ObservationHistory]:
         """Return the history of each observation group that has one: "policy", and the streams of the cameras."""
         histories, columns = {}, 0

@@ -115,6 +115,8 @@ def _limits(comparison: Comparison, group: GroupResult) -> list[str]:
     texts.append(f"An iteration takes {duration(total)}: {listed(shares)}.")
     if group.sync_share is None:
         texts.append("Synchronization was not measured: it is part of a CUDA graph, in the update.")
+    if group.has_cameras and group.render_seconds is None:
+        texts.append("Rendering was not measured: it is part of the collection.")
     lost = _lost(comparison, group)
     if lost and group.baseline:
         worst = max(lost, key=lambda name: lost[name])
@@ -127,9 +129,10 @@ def _limits(comparison: Comparison, group: GroupResult) -> list[str]:
 
 def _part(name: str, group: GroupResult) -> str:
     """Return the name of a part of an iteration in a sentence."""
-    rendering = ", rendering" if group.has_cameras else ""
+    rendering = ", rendering" if group.has_cameras and group.render_seconds is None else ""
     return {
         "collect": f"collection (physics, policy{rendering})",
+        "rendering": "rendering",
         "update": "update" if group.sync_share is not None else "update with synchronization",
         "synchronization": "synchronization (with the wait for slower ranks)",
         "other": "other work (metrics, logging)",
@@ -143,7 +146,8 @@ def _lost(comparison: Comparison, group: GroupResult) -> dict[str, float]:
     base = comparison.group(group.baseline.label)
     # The samples per rank determine the ideal time.
     ideal = (group.total_envs / group.world_size) / (base.total_envs / base.world_size)
-    lost = {name: seconds - ideal * base.seconds_by_part()[name] for name, seconds in group.seconds_by_part().items()}
+    at_base = base.seconds_by_part()
+    lost = {name: seconds - ideal * at_base.get(name, 0.0) for name, seconds in group.seconds_by_part().items()}
     return {name: seconds for name, seconds in lost.items() if seconds > 0}
 
 
@@ -160,8 +164,8 @@ def _advice(comparison: Comparison, group: GroupResult) -> list[str]:
     part = max(parts, key=lambda name: parts[name])
     if part == "synchronization":
         texts.append(_sync_advice(group))
-    elif part == "collect" and group.has_cameras and not lost:
-        texts.append(_CAMERA_ADVICE)
+    elif part == "collect" and group.has_cameras and group.render_seconds is None and not lost:
+        texts.append(f"Collection includes rendering. {_RENDERING_ADVICE}")
     else:
         texts.append((_SCALING_ADVICE if lost else _ADVICE)[part])
     return texts
@@ -177,20 +181,23 @@ def _sync_advice(group: GroupResult) -> str:
     return f"Each minibatch needs one all-reduce: use more envs per rank, fewer minibatches{other}."
 
 
+_RENDERING_ADVICE = "Lower the resolution of the cameras, or render less often. More ranks divide the rendering."
+_SHARED_MACHINE_ADVICE = (
+    "Ranks on one machine share its cores and memory bandwidth: give each rank its own cores or GPU, or use fewer "
+    "ranks with more envs each. A GPU needs thousands of envs to be busy."
+)
 _SCALING_ADVICE = {
-    "collect": "Ranks on one machine share its cores and memory bandwidth: give each rank its own cores or GPU, "
-    "or use fewer ranks with more envs each. A GPU needs thousands of envs to be busy.",
+    "collect": _SHARED_MACHINE_ADVICE,
+    "rendering": _SHARED_MACHINE_ADVICE,
     "update": "The update has a fixed cost per minibatch: use more envs per rank, or fewer and larger minibatches.",
     "other": "Metrics and logging do not scale: use more envs per rank, so that iterations are longer.",
 }
 _ADVICE = {
     "collect": "Collection needs no exchange between ranks: more ranks, or more cores per rank, shorten it.",
+    "rendering": _RENDERING_ADVICE,
     "update": "More ranks divide the update; fewer epochs or smaller networks shorten it on every rank.",
     "other": _SCALING_ADVICE["other"],
 }
-_CAMERA_ADVICE = (
-    "Collection includes rendering: lower the resolution of the cameras or render less often. More ranks divide it."
-)
 
 
 def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]) -> list[str]:

@@ -29,6 +29,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _STYLES = ("-", "--", "-.", ":")
 _PARTS = {
     "collect": ("#0072B2", ""),
+    "rendering": ("#009E73", "\\\\"),
     "update": ("#E69F00", "//"),
     "synchronization": ("#D55E00", "xx"),
     "other": ("#BBBBBB", ".."),
@@ -182,8 +183,9 @@ def _iteration_parts(comparison: Comparison) -> Plot:
     groups = comparison.groups
     figure, axes = _figure(_bar_height(groups) + 0.3)
     left = np.zeros(len(groups))
-    for part, (color, hatch) in _PARTS.items():
-        shares = np.array([group.seconds_by_part()[part] / group.iteration_seconds for group in groups])
+    known = {part for group in groups for part in group.seconds_by_part()}
+    for part, (color, hatch) in ((part, style) for part, style in _PARTS.items() if part in known):
+        shares = np.array([group.seconds_by_part().get(part, 0.0) / group.iteration_seconds for group in groups])
         axes.barh(range(len(groups)), shares, 0.6, left, color=color, hatch=hatch, edgecolor="white", label=part)
         left += shares
     for row, group in enumerate(groups):
@@ -195,7 +197,7 @@ def _iteration_parts(comparison: Comparison) -> Plot:
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("share of the time of an iteration")
     _label_rows(axes, groups)
-    _legend(figure, 4)
+    _legend(figure, min(len(known), 4))
     caption = "Mean over ranks. Synchronization includes the wait for slower ranks."
     if any(group.sync_share is None for group in groups):
         caption += " Not measured: part of a CUDA graph, in the update."

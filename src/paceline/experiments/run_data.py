@@ -16,9 +16,9 @@ from paceline.validation import from_dict, parse_json, read_text, shown
 
 Array = NDArray[np.float64]
 
-# Options that do not change what a run learns, or its speed.
+# Options by which runs of one group may differ. They do not change what a run learns.
 _MINOR_OPTIONS = (
-    *("seed", "num_envs", "total_envs", "logger", "image_every", "eval_every", "eval_episodes"),
+    *("seed", "num_envs", "total_envs", "logger", "image_every", "video_every", "eval_every", "eval_episodes"),
     *("checkpoint_every", "keep_checkpoints", "timeout"),
 )
 # Metrics without which a run cannot be compared. Those of the second line are measured by each rank.
@@ -79,6 +79,11 @@ class RunData:
         numbers, known = self.metrics["iteration"], ~np.isnan(values)
         warmup = np.isin(numbers, [session.first_iteration + i for session in self.sessions for i in (0, 1)])
         return values[known & ~warmup] if (known & ~warmup).sum() >= _STEADY_ITERATIONS else values[known]
+
+    def render_seconds(self) -> float | None:
+        """Return the time in which the main rank renders in an iteration, s; None if it was not measured."""
+        values = self.steady(self._of_one_rank("seconds/render"))
+        return float(values.mean()) if len(values) else None
 
     def _of_one_rank(self, name: str) -> Array:
         return self.metrics.get(name, np.full(len(self.metrics["iteration"]), np.nan))

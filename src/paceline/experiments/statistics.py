@@ -101,6 +101,8 @@ class GroupResult:
     """Includes the synchronization."""
     sync_seconds: Spread | None
     """None if it was not measured, because it is part of a CUDA graph."""
+    render_seconds: float | None
+    """Part of the collection in which the main rank renders; None if it was not measured."""
     sync_share: float | None
     """Fraction of the iteration that a rank spends in synchronization, including the wait for slower ranks."""
     losses: dict[str, dict[str, Interval]]
@@ -114,7 +116,9 @@ class GroupResult:
         sync = self.sync_seconds.mean if self.sync_seconds else 0.0
         collect, update = self.collect_seconds.mean, max(self.update_seconds.mean - sync, 0.0)
         other = max(self.iteration_seconds - collect - update - sync, 0.0)
-        return {"collect": collect, "update": update, "synchronization": sync, "other": other}
+        render = min(self.render_seconds or 0.0, collect)
+        rendering = {} if self.render_seconds is None else {"rendering": render}
+        return {"collect": collect - render} | rendering | {"update": update, "synchronization": sync, "other": other}
 
 
 @dataclass(frozen=True)
@@ -248,6 +252,7 @@ def _group_result(
     collect, update, sync = (_spread(runs, f"seconds/{name}") for name in ("collect", "update", "sync"))
     seconds = [_iteration_seconds(run) for run in runs]
     iteration_seconds = max(fmean(seconds), collect.mean + update.mean)
+    rendering = [of_run for run in runs if (of_run := run.render_seconds()) is not None]
     is_measured = facts.backend != "nccl"
     losses = {name for name in runs[0].metrics if name.startswith("loss/") and all(name in run.metrics for run in runs)}
     return GroupResult(
@@ -276,6 +281,7 @@ def _group_result(
         collect_seconds=collect,
         update_seconds=update,
         sync_seconds=sync if is_measured else None,
+        render_seconds=fmean(rendering) if rendering else None,
         sync_share=sync.mean / iteration_seconds if is_measured else None,
         losses={name: _loss(runs, name) for name in sorted(losses)},
         memory_mib=max(float(np.nanmax(run.over_ranks("memory/used_mib")["max"])) for run in runs),

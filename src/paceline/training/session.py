@@ -229,7 +229,10 @@ class Session:
 
     def _rank_metrics(self) -> dict[str, float]:
         """Return the metrics that each rank measures for itself, except those of the learner."""
-        return self.group.sync_usage() | {"memory/used_mib": used_mib(self.rank.device)}
+        robot_env = as_robot_env(self.env)
+        seconds = robot_env.render_seconds() if robot_env else None
+        rendering = {} if seconds is None else {"seconds/render": seconds}
+        return self.group.sync_usage() | rendering | {"memory/used_mib": used_mib(self.rank.device)}
 
     def _evaluate(self) -> dict[str, float]:
         """Evaluate the policy, write the result and return the means to log."""

@@ -137,6 +137,8 @@ class Viewer:
         files, self._name = self._files(), self._panel.checkpoint
         self._panel.set_checkpoints(tuple(files))
         file = files.get(self._name)
+        if file == self._loaded:
+            self._problem = ""
         if file in (None, self._loaded):
             return
         try:
