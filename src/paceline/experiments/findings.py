@@ -73,7 +73,7 @@ def _emulation(comparison: Comparison) -> list[str]:
         "The learning curve of k ranks was measured with one rank and k times the envs, which computes the same "
         "updates.",
         "The throughput is that of one rank, so neither efficiency nor training times are compared. "
-        "`paceline scale forecast` predicts them.",
+        "The command paceline scale forecast predicts them.",
     ]
 
 
@@ -209,7 +209,7 @@ def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]
         return [*texts, "The runs have different tasks, so their values are not compared."]
     final = comparison.final_values
     origin = (
-        "These are means of `paceline eval` after the last iteration, without exploration noise"
+        "These are means of evaluations (paceline eval) after the last iteration, without exploration noise"
         if final.evaluated
         else "These are means over the last tenth of the iterations, with exploration noise"
     )

@@ -61,6 +61,11 @@ class RunData:
         return self.sessions[-1]
 
     @property
+    def device(self) -> str:
+        """Name of the device for labels and tables, such as "CPU"."""
+        return self.facts.device_name.removeprefix("the ")
+
+    @property
     def envs_per_rank(self) -> int:
         return round(self.facts.total_envs / self.facts.world_size)
 
