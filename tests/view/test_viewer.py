@@ -231,6 +231,29 @@ def test_the_page_works_behind_a_path_of_an_https_proxy(browser: Browser, port: 
         nginx.wait()
 
 
+def test_the_images_of_a_gymnasium_env_keep_their_proportions(browser: Browser, tmp_path: Path):
+    ppo = {"horizon": 4, "epochs": 1, "minibatches": 1, "hidden": (8,)}
+    config = TrainConfig("gymnasium:CartPole-v1", {}, num_envs=2, max_iterations=1, settings=ppo, logger=("none",))
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    port = free_port()
+
+    def cart(page: Page) -> tuple[int, int]:
+        """Return the width and the height of the black cart, which is on a thin black line."""
+        black = scene(page).max(axis=2) < 60
+        columns = black.sum(axis=0) > 5
+        return columns.sum(), (black[:, columns].mean(axis=1) > 0.5).sum()
+
+    with (
+        paceline("play", "run", "--viewer-envs", 1, port=port, log=tmp_path / "log"),
+        opened(browser, f"http://{HOST}:{port}") as page,
+    ):
+        page.get_by_role("button", name="Pause").click()
+        # The scene is higher than wide, the image of the env is wider than high. The cart has 50 x 30 pixels in it,
+        # a few of which the pole hides.
+        page.set_viewport_size({"width": 760, "height": 800})
+        until(lambda: cart(page)[1] > 5 and 1.3 < cart(page)[0] / cart(page)[1] < 2.5, SECONDS, lambda: str(cart(page)))
+
+
 def test_a_port_in_use_is_refused_and_the_default_is_the_next_one(run: Path, port: int):
     done = forked.paceline("play", run, "--viewer", "--viewer-port", port, cwd=run.parent)
     assert (done.returncode, done.stdout) == (2, "")
