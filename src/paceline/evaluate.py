@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
-from paceline.device.gpus import gpu_count
+from paceline.device.gpus import choose_gpus, gpu_count
 from paceline.distributed.rank import Rank
 from paceline.errors import UserError
 from paceline.run.directory import RunDir
 from paceline.tasks import registry
+from paceline.tasks.registry import EnvEntry
 from paceline.training.build import engine_of, is_randomized, make_env, playable
 from paceline.training.evaluation import SEED_OFFSET, Estimate, Evaluation, estimate, run_episodes
 from paceline.training.ranks import describe_device
@@ -31,10 +32,13 @@ def evaluate(
     number of envs. `progress` gets the steps that are done and their largest number.
     """
     found = playable(run, task, activation, seed=None)
-    device = torch.device("cuda:0") if engine != "mujoco" and gpu_count() else torch.device("cpu")
+    entry = registry.find(found.config.task)
+    # Envs of other simulators do not need MuJoCo Warp.
+    has_own_engine = isinstance(entry, EnvEntry) and engine != "mujoco"
+    gpus = gpu_count() if has_own_engine else len(choose_gpus((), engine, all_by_default=False))
+    device = torch.device("cuda:0" if gpus else "cpu")
     seed = found.config.seed + SEED_OFFSET if seed is None else seed
     config, rank = replace(found.config, engine=engine, seed=seed), Rank(device=device)
-    entry = registry.find(config.task)
     num_envs = min(episodes, entry.gpu_envs if device.type == "cuda" else entry.cpu_envs)
     per_env = -(-episodes // num_envs)
     estimates = dict[bool, dict[str, Estimate]]()

@@ -17,6 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from paceline.cli.train import train as train_command
 from paceline.env.gymnasium_env import GymnasiumEnv
 from paceline.env.vec_env import RenderableEnv, Step, VecEnv
 from paceline.errors import UserError
@@ -128,7 +129,7 @@ def test_a_vector_env_of_gymnasium_is_made_as_on_the_page():
     assert env.step(torch.zeros(2, 1)).reward.shape == (2,)
 
 
-def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.syspath_prepend(site)
     config = TrainConfig(task="point", env={}, num_envs=2, max_iterations=1, logger=("none",))
     train(config, RunDir(tmp_path / "run"), Console(quiet=True))
@@ -137,3 +138,7 @@ def test_an_env_without_images_is_an_error(site: Path, tmp_path: Path, monkeypat
         playable(str(tmp_path / "run"), renderable=True)
     with pytest.raises(UserError, match="--video-every 5: the task 'point' cannot be rendered"):
         check_renderable(replace(config, video_every=5))
+    argv = ["point", "--viewer", "--gpu-ids", "none", "--run-dir", str(tmp_path / "shown")]
+    assert train_command(argv, Console(quiet=True)) == 2
+    assert "--viewer: the task 'point' cannot be rendered" in capsys.readouterr().err
+    assert not (tmp_path / "shown").exists()

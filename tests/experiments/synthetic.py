@@ -23,13 +23,16 @@ def write_run(
     task: str = "cartpole",
     losses: dict[str, list[float]] | None = None,
     success: list[float] | None = None,
+    env: dict[str, Any] | None = None,
     **config: Any,
 ) -> Path:
     """Write the files of a run with one return per iteration of `seconds`, 10 steps per env. `parts` are the seconds of
     collection, of the update without synchronization, and of synchronization; `collection` are parts of the first."""
     run = RunDir(path)
     path.mkdir(parents=True)
-    run.write_config(TrainConfig(task=task, env={}, total_envs=envs, seed=seed, max_iterations=len(returns), **config))
+    run.write_config(
+        TrainConfig(task=task, env=env or {}, total_envs=envs, seed=seed, max_iterations=len(returns), **config)
+    )
     run.write_result(status="completed")
     steps = 10 * envs
     facts = {"world_size": ranks, "total_envs": envs, "steps_per_iteration": steps, "engine": "mujoco"}

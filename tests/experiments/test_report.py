@@ -4,17 +4,19 @@ import io
 import json
 import sys
 from contextlib import redirect_stdout
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from paceline.cli.report import report as report_command
 from paceline.errors import UserError
 from paceline.experiments.curves import curve
 from paceline.experiments.findings import findings
-from paceline.experiments.report import group_runs, write_report
+from paceline.experiments.report import group_runs, print_findings, write_report
 from paceline.experiments.run_data import log_file, read_run
 from paceline.experiments.statistics import Comparison, Interval, compare, interval
 from paceline.run.config import TrainConfig
@@ -64,7 +66,7 @@ def test_efficiency_is_relative_to_the_smallest_number_of_ranks(tmp_path: Path) 
         in text["Did more ranks help?"]
     )
     assert "Measured with one run per group" in text["Did more ranks help?"]
-    assert "0.25 s per iteration are lost in synchronization" in text["What limits the speed"]
+    assert "0.25 s per iteration are lost in the synchronization" in text["What limits the speed"]
     assert "--sync every-iteration" in text["What to try"]
     result = compared({"one": [one], "strong": [strong]})
     baseline = result.groups[1].baseline
@@ -108,7 +110,7 @@ def test_the_largest_part_of_an_iteration_is_named(
     assert sum(parts.values()) == pytest.approx(1.0)
     assert parts | (collection or {}) == pytest.approx(parts)
     text = statements(result)
-    assert f"the largest part of an iteration is {largest}." in text["What limits the speed"]
+    assert f"The largest part is the {largest}." in text["What limits the speed"]
     assert advice in text["What to try"]
 
 
@@ -165,6 +167,45 @@ def test_synchronization_in_a_cuda_graph_is_not_measured(tmp_path: Path) -> None
     result = compared({"run": [run]})
     assert result.groups[0].sync_share is None
     assert "not measured: it is part of a CUDA graph" in statements(result)["What limits the speed"]
+
+
+def test_rendering_on_a_gpu_is_not_measured(tmp_path: Path) -> None:
+    text = statements(compared({"run": [write_run(tmp_path / "run", LINEAR, env={"camera": {}})]}))
+    assert "The largest part is the collection (physics, policy, rendering)." in text["What limits the speed"]
+    assert "Rendering was not measured: it is part of the collection." in text["What limits the speed"]
+    assert "Collection includes rendering." in text["What to try"]
+
+
+def test_plots_are_as_high_as_their_labels_need_and_show_several_evaluations(tmp_path: Path) -> None:
+    def heights(name: str, labels: list[str], evaluations: list[float | None]) -> dict[str, int]:
+        """Return the height of each plot of a report, in pixels, of which an inch has 220."""
+        metrics: Any = {"eval/return": [*evaluations, *[None] * (100 - len(evaluations))], "loss/value": LINEAR}
+        run = write_run(tmp_path / f"run_{name}", LINEAR, losses=metrics)
+        write_report(tmp_path / name, {label: [run] for label in labels}, "Plots", [])
+        images = {file.stem: Image.open(BytesIO(file.read_bytes())) for file in (tmp_path / name / "plots").iterdir()}
+        return {name: image.height for name, image in images.items()}
+
+    short = heights("short", ["a", "b"], [1.0])
+    long = heights("long", [f"{letter} {'with a long name ' * 5}" for letter in "abcd"], [1.0, None, 2.0])
+    assert long.keys() - short.keys() == {"return_without_exploration_noise_env_steps"}
+    # The legend of curves has one row for all short labels, and two rows for each long one.
+    assert long["return_iterations"] - short["return_iterations"] >= 7 * 0.15 * 220
+    # The label of a bar has one line, or four lines.
+    assert long["throughput"] - short["throughput"] >= (4 * 4 * 0.15 - 2 * 0.45) * 220
+
+
+def test_findings_are_wrapped_between_words_on_a_terminal(tmp_path: Path) -> None:
+    text = statements(compared({"one": [write_run(tmp_path / "run", LINEAR)]}))["Time to the same return"]
+    results = {"findings": [{"topic": "Topic", "statements": [text]}]}
+    printed = []
+    for is_terminal in (True, False):
+        console = Console(force_terminal=is_terminal, width=40, soft_wrap=True, highlight=False)
+        with console.capture() as captured:
+            print_findings(results, console)
+        printed.append(captured.get().splitlines()[1:])
+    assert max(map(len, printed[0])) <= 40
+    assert " ".join(line.removeprefix("  ") for line in printed[0]) == text
+    assert printed[1] == [f"  {text}"]
 
 
 def test_time_to_a_return(tmp_path: Path) -> None:
@@ -230,7 +271,7 @@ def test_runs_are_grouped_by_what_differs(tmp_path: Path) -> None:
         return {label: [run.config.seed for run in of_group] for label, of_group in found.items()}
 
     one = write_run(tmp_path / "a", LINEAR, seed=3)
-    again = write_run(tmp_path / "b", LINEAR, seed=4, checkpoint_every=7)
+    again = write_run(tmp_path / "b", LINEAR, seed=4, checkpoint_every=7, video_every=5)
     double = write_run(tmp_path / "c", LINEAR, ranks=2, envs=128)
     clip = write_run(tmp_path / "d", LINEAR, settings={"clip": 0.1})
     other = write_run(tmp_path / "e", LINEAR, settings={"clip": 0.3})

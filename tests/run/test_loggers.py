@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -135,6 +136,14 @@ def test_tensorboard_has_curves_in_groups_and_hyperparameters(run: RunDir):
     charts = {category.title: [chart.title for chart in category.chart] for category in layout.category}
     assert list(charts) == ["episode", "rewards", "losses", "speed"]
     assert charts["episode"] == ["return", "length, steps"]
+    (seconds,) = (
+        chart for category in layout.category for chart in category.chart if chart.title == "seconds per iteration"
+    )
+    # As TensorBoard selects the curves: the run began with two ranks and continued with one.
+    patterns = [re.compile(pattern) for pattern in seconds.multiline.tag]
+    shown = {name for name in events.Tags()["scalars"] if any(pattern.match(name) for pattern in patterns)}
+    parts = ("collect", "update", "sync")
+    assert shown == {f"seconds/{part}/mean" for part in parts} | {f"seconds/{part}" for part in parts}
     content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
     options = parse_session_start_info_plugin_data(content).hparams
     assert options["ppo.horizon"].number_value == 32

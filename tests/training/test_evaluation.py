@@ -2,8 +2,10 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.cli.evaluate import eval as eval_command
+from paceline.cli.evaluate import table_of
 from paceline.env.robot_env import RobotEnv
 from paceline.errors import UserError
 from paceline.evaluate import evaluate
@@ -20,7 +23,7 @@ from paceline.run.config import TrainConfig
 from paceline.run.directory import RunDir
 from paceline.tasks.cartpole import Cartpole
 from paceline.train import train
-from paceline.training.evaluation import ENDED_EARLY, estimate, run_episodes
+from paceline.training.evaluation import ENDED_EARLY, Estimate, Evaluation, estimate, run_episodes
 from tests.states import flat
 
 CONFIG = TrainConfig(
@@ -58,6 +61,24 @@ def test_every_env_contributes_the_same_number_of_complete_episodes() -> None:
     assert values["return"].tolist() == [expected[env][episode] for episode in range(3) for env in range(5)]
     assert len(values[ENDED_EARLY]) == 15
     assert (values[ENDED_EARLY] == (values["length"] < env.max_episode_steps)).all()
+
+
+class StatesShorterLimit:
+    """An env that does not truncate its episodes at the limit that it states."""
+
+    max_episode_steps = 5
+
+    def __init__(self, env: RobotEnv):
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+def test_an_episode_that_does_not_end_is_an_error() -> None:
+    env: Any = StatesShorterLimit(RobotEnv(Cartpole(), 2, seed=3))
+    with pytest.raises(UserError, match="an episode did not end within max_episode_steps, 5, the time limit"):
+        run_episodes(env, Policy(Still()))
 
 
 def test_intervals_contain_the_true_mean_in_95_percent_of_samples() -> None:
@@ -137,6 +158,52 @@ def test_a_task_with_randomization_is_evaluated_with_and_without_it(tmp_path: Pa
     assert evaluation.nominal.keys() == evaluation.randomized.keys()
     assert evaluation.nominal["return"] != evaluation.randomized["return"]
     assert "measure/velocity_error" in json.loads(file.read_text())["nominal"]
+
+
+def test_the_table_of_the_command_fits_into_80_columns() -> None:
+    values = {"return": (-123.456, 7.0), "measure/success": (0.0324, 0.01), "length": (12345.6, 10.0)}
+    estimates = {name: Estimate(mean, mean - half, mean + half) for name, (mean, half) in values.items()}
+    facts: dict[str, Any] = {"task": "reach", "iteration": 7, "engine": "mujoco", "device_name": "", "seed": 1}
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table_of(Evaluation(**facts, episodes=4, nominal=estimates, randomized=estimates)))
+    heading, *rows = (line.rstrip() for line in captured.get().splitlines())
+    assert heading.split()[-2:] == ["nominal", "randomized"]
+    assert " ".join(rows[0].split()) == "return -123 (-130 to -116) -123 (-130 to -116)"
+    assert " ".join(rows[1].split()) == "success 0.0324 (0.0224 to 0.0424) 0.0324 (0.0224 to 0.0424)"
+    assert rows[2].startswith("episode length, steps ")
+    assert rows[2].endswith("  12,346 (12,336 to 12,356)")
+    assert len(rows) == 3
+
+
+def test_curricula_are_at_their_end_in_all_evaluations(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    config = replace(CONFIG, num_envs=2, max_iterations=1, checkpoint_every=1, eval_every=1, eval_episodes=2)
+    env = {"episode_seconds": 0.1, "initial_command_scale": 0.3}
+    train(replace(config, task="g1-velocity", env=env, logger=("none",)), run, QUIET)
+    (during,) = (json.loads(file.read_text()) for file in run.evaluations.iterdir())
+    after, _ = evaluate(str(run.path), 2, seed=9)
+    assert during["randomized"]["measure/command_range"]["mean"] == 1.0
+    assert after.nominal is not None
+    assert after.nominal["measure/command_range"].mean == 1.0
+
+
+def test_a_policy_of_one_engine_is_evaluated_on_the_other(trained: RunDir) -> None:
+    own, _ = evaluate(str(trained.path), 6, engine="mujoco")
+    other, file = evaluate(str(trained.path), 6, engine="warp")
+    assert (own.engine, other.engine, file.name) == ("mujoco", "warp", "iteration_00000004_warp_seed_1000008.json")
+    assert own.nominal is not None
+    assert other.nominal is not None
+    # The initial states are the same; the engines differ by rounding.
+    assert other.nominal["return"].mean == pytest.approx(own.nominal["return"].mean, rel=0.05)
+    again, _ = evaluate(str(trained.path), 6, seed=7)
+    assert again.nominal != own.nominal
+
+
+def test_a_gpu_without_mujoco_warp_is_not_used(trained: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.device.gpus.gpu_count", lambda: 1)
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
+    assert evaluate(str(trained.path), 6)[0].device_name == "the CPU"
 
 
 def test_bad_options_of_the_command_are_refused(trained: RunDir) -> None:

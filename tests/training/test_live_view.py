@@ -46,11 +46,12 @@ def test_a_terminal_shows_each_stage_of_the_start_and_then_all_ranks(tmp_path: P
     written = on_terminal("train", "cartpole", *SMALL, "--ranks", "2", "--max-iterations", "5", cwd=tmp_path)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written)
     stages = ("Loading PyTorch and MuJoCo", "Waiting for 2 ranks", "Building the envs", "Building the networks")
-    positions = [plain.index(text) for text in (*stages, "iteration 5/5", "rank host", "completed")]
+    # The table is shown below the progress, on a busy machine already during the first iterations.
+    positions = [plain.index(text) for text in (*stages, "rank host", "completed")]
     assert positions == sorted(positions), plain
     last = plain[plain.rindex("iteration 5/5") :].splitlines()
     assert last[1].rstrip() == "2 ranks"
     for rank in (0, 1):
-        assert re.match(rf" +{rank} +\S+ +the CPU +8 +[\d.]+ s +[\d.]+ s +[\d.]+ s +[\d.]+ GiB", last[3 + rank])
+        assert re.match(rf" +{rank} +\S+ +CPU +8 +[\d.]+ s +[\d.]+ s +[\d.]+ s +[\d.]+ GiB", last[3 + rank])
     assert max(map(len, last[:5])) <= COLUMNS
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l"), "the cursor is hidden"

@@ -127,7 +127,7 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
     page.on("console", lambda each: errors.append(each.text) if each.type == "error" and each.text != freed else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(url + QUERY)
-    page.get_by_text("env 0:").wait_for()
+    page.get_by_text(re.compile(r"env \d+:")).wait_for()
     yield page
     page.close()
     assert errors == []
@@ -176,6 +176,41 @@ def test_the_page_shows_moving_robots_and_its_controls_act(browser: Browser, por
         page.locator("strong", has_text="iteration 1").wait_for()
 
 
+def test_sliders_set_the_speed_and_the_command_of_the_selected_env(browser: Browser, port: int):
+    """The plots show the rewards of this env."""
+    with opened(browser, f"http://{HOST}:{port}") as page:
+        page.get_by_role("button", name="Run").click()
+        status, sliders = page.locator("p", has_text="real time"), page.get_by_role("slider")
+        sliders.first.press("Home")
+        until(lambda: "0.1 x real time" in status.inner_text(), SECONDS)
+        sliders.first.press("End")
+        until(lambda: "0.1 x real time" not in status.inner_text(), SECONDS)
+
+        page.get_by_label("Env", exact=True).click()
+        page.get_by_role("option", name="1").click()
+        page.get_by_text("env 1:").wait_for()
+        commanded = page.locator("tr", has_text="left m/s").locator("td").nth(1)
+        sliders.nth(2).press("End")
+        until(lambda: commanded.inner_text() == "0.50", SECONDS)
+        page.get_by_role("button", name="Stop").click()
+        until(lambda: commanded.inner_text() == "0.00", SECONDS)
+
+        curves = page.locator(".uplot canvas")
+        assert curves.count() == 2
+        assert page.get_by_text("track_lin_vel").count() == 1
+        assert page.get_by_text("feet_slip (dashed)").count() == 1
+        shown = [curve.screenshot() for curve in curves.all()]
+        until(
+            lambda: all(curve.screenshot() != first for curve, first in zip(curves.all(), shown, strict=True)), SECONDS
+        )
+
+        seconds = re.compile(r"env 1: ([\d.]+) s")
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Reset").click()
+        page.get_by_role("button", name="Step").click()
+        until(lambda: (found := seconds.search(page.inner_text("body"))) and float(found[1]) < 0.1, SECONDS)
+
+
 def test_the_page_works_behind_a_path_of_an_https_proxy(browser: Browser, port: int, tmp_path: Path):
     certificate = ("-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost", "-days", "1")
     command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *certificate)
@@ -196,6 +231,29 @@ def test_the_page_works_behind_a_path_of_an_https_proxy(browser: Browser, port: 
         nginx.wait()
 
 
+def test_the_images_of_a_gymnasium_env_keep_their_proportions(browser: Browser, tmp_path: Path):
+    ppo = {"horizon": 4, "epochs": 1, "minibatches": 1, "hidden": (8,)}
+    config = TrainConfig("gymnasium:CartPole-v1", {}, num_envs=2, max_iterations=1, settings=ppo, logger=("none",))
+    train(config, RunDir(tmp_path / "run"), Console(quiet=True))
+    port = free_port()
+
+    def cart(page: Page) -> tuple[int, int]:
+        """Return the width and the height of the black cart, which is on a thin black line."""
+        black = scene(page).max(axis=2) < 60
+        columns = black.sum(axis=0) > 5
+        return columns.sum(), (black[:, columns].mean(axis=1) > 0.5).sum()
+
+    with (
+        paceline("play", "run", "--viewer-envs", 1, port=port, log=tmp_path / "log"),
+        opened(browser, f"http://{HOST}:{port}") as page,
+    ):
+        page.get_by_role("button", name="Pause").click()
+        # The scene is higher than wide, the image of the env is wider than high. The cart has 50 x 30 pixels in it,
+        # a few of which the pole hides.
+        page.set_viewport_size({"width": 760, "height": 800})
+        until(lambda: cart(page)[1] > 5 and 1.3 < cart(page)[0] / cart(page)[1] < 2.5, SECONDS, lambda: str(cart(page)))
+
+
 def test_a_port_in_use_is_refused_and_the_default_is_the_next_one(run: Path, port: int):
     done = forked.paceline("play", run, "--viewer", "--viewer-port", port, cwd=run.parent)
     assert (done.returncode, done.stdout) == (2, "")
@@ -208,9 +266,13 @@ def test_a_port_in_use_is_refused_and_the_default_is_the_next_one(run: Path, por
         assert DEFAULT_PORT <= first.port < choose_address(HOST, None).port
 
 
-def test_training_shows_its_current_policy_and_ctrl_c_ends_both(browser: Browser, tmp_path: Path):
+def test_training_shows_its_current_policy_and_ctrl_c_ends_both(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The page also shows what the cameras of the task see. The same port can be used at once afterwards."""
-    port, log = free_port(), tmp_path / "log"
+    port, log, temporary = free_port(), tmp_path / "log", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     argv = ["train", "cartpole-camera", "--gpu-ids", "none", "--num-envs", 4, "--max-iterations", 10**6]
     argv += ["--run-dir", "run", "--ppo.horizon", 8, "--env.camera.width", 24, "--env.camera.height", 16]
     for name, value in SMALL_ENCODER.items():
@@ -224,9 +286,16 @@ def test_training_shows_its_current_policy_and_ctrl_c_ends_both(browser: Browser
             shown = page.locator("strong", has_text="iteration")
             first = shown.inner_text()
             until(lambda: shown.inner_text() != first, SECONDS, log.read_text)
+            (folder,) = (path for path in temporary.iterdir() if path.name.startswith("paceline-"))
+            assert (folder / "watched").exists()
+        # The training no longer writes policies for a page that is closed, until it is opened again.
+        until(lambda: not (folder / "watched").exists(), SECONDS)
+        with opened(browser, f"http://{HOST}:{port}"):
+            assert (folder / "watched").exists()
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130, log.read_text()
     assert "Traceback" not in log.read_text()
+    assert list(temporary.glob("paceline-*")) == []
     with serve(choose_address(HOST, port), "again"):
         assert is_open(port)
 

@@ -52,7 +52,8 @@ def eval(argv: list[str], console: Console) -> int:
 
     interrupts.raise_keyboard_interrupt()
     options = {name: value for name, value in vars(arguments).items() if name != "json"}
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
         lines = dict[str, TaskID]()
 
         def progress(what: str, done: int, total: int) -> None:
@@ -64,22 +65,21 @@ def eval(argv: list[str], console: Console) -> int:
     if arguments.json:
         print(json.dumps(asdict(evaluation), indent=2))
         return 0
-    console.print(
-        f"{evaluation.task}, iteration {evaluation.iteration}: {counted(evaluation.episodes, 'episode')} on "
-        f"engine {evaluation.engine}, seed {evaluation.seed}, without exploration noise"
-    )
-    console.print(_table(evaluation))
+    policy = f"{evaluation.task}, iteration {evaluation.iteration}"
+    console.print(escape(f"{policy}: {counted(evaluation.episodes, 'episode')} without exploration noise"))
+    console.print(f"engine {evaluation.engine}, seed {evaluation.seed}")
+    console.print(table_of(evaluation))
     console.print(escape(f"Wrote {file}"))
     return 0
 
 
-def _table(evaluation: "Evaluation") -> Table:
-    """Return a table of all estimates except those of the reward terms."""
+def table_of(evaluation: "Evaluation") -> Table:
+    """Return a table of all estimates except those of the reward terms. Two columns fit into 80 characters."""
     columns = {"nominal": evaluation.nominal, "randomized": evaluation.randomized}
     columns = {name: estimates for name, estimates in columns.items() if estimates}
-    table = Table("mean and 95 % interval", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table("mean and 95 % interval", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name in next(iter(columns.values())):
         if not name.startswith("reward/"):
             label = _LABELS.get(name, name.removeprefix(_METRIC_PREFIX).replace("_", " "))
@@ -88,4 +88,6 @@ def _table(evaluation: "Evaluation") -> Table:
 
 
 def _show(estimate: "Estimate") -> str:
-    return f"{estimate.mean:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
+    from paceline.experiments.formatting import number
+
+    return f"{number(estimate.mean)} ({number(estimate.low)} to {number(estimate.high)})"

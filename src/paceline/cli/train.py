@@ -58,8 +58,8 @@ def _run(command: TrainCommand, argv: list[str], console: Console) -> int:
         )
     if arguments.mirror:
         check_url(arguments.mirror)
-    check_renderable(config)
     check_viewer_options(arguments)
+    check_renderable(config, arguments.viewer)
     ranks = _num_ranks(command)
     launches = not under_launcher() and (ranks > 1 or arguments.max_restarts or arguments.launcher == "torchrunx")
     directory = _run_directory(command, bool(launches))

@@ -75,7 +75,7 @@ def _emulation(comparison: Comparison) -> list[str]:
         "The learning curve of k ranks was measured with one rank and k times the envs, which computes the same "
         "updates.",
         "The throughput is that of one rank, so neither efficiency nor training times are compared. "
-        "`paceline scale forecast` predicts them.",
+        "The command paceline scale forecast predicts them.",
     ]
 
 
@@ -109,22 +109,24 @@ def _some(group: GroupResult) -> str:
 
 def _limits(comparison: Comparison, group: GroupResult) -> list[str]:
     parts, total = group.seconds_by_part(), group.iteration_seconds
+    names = sorted(parts, key=lambda name: parts[name], reverse=True)
     shares = [
-        f"{percent(seconds / total)} {_part(name, group)}"
-        for name, seconds in parts.items()
-        if seconds >= LEAST_SHARE * total
+        f"{percent(parts[name] / total)} {_part(name, group)}" for name in names if parts[name] >= LEAST_SHARE * total
     ]
-    largest = max(parts, key=lambda name: parts[name])
-    texts = [f"With {group.label}, the largest part of an iteration is {_part(largest, group)}."]
-    texts.append(f"An iteration takes {duration(total)}: {listed(shares)}.")
+    texts = [
+        f"With {group.label}, an iteration takes {duration(total)}: {listed(shares)}.",
+        f"The largest part is the {_part(names[0], group)}.",
+    ]
     if group.sync_share is None:
         texts.append("Synchronization was not measured: it is part of a CUDA graph, in the update.")
+    if group.has_cameras and group.rendering_seconds is None:
+        texts.append("Rendering was not measured: it is part of the collection.")
     lost = _lost(comparison, group)
     if lost and group.baseline:
         worst = max(lost, key=lambda name: lost[name])
         texts.append(
             f"Compared with ideal scaling of {group.baseline.label}, {duration(lost[worst])} per iteration are lost in "
-            f"{_part(worst, group)}."
+            f"the {_part(worst, group)}."
         )
     return texts
 
@@ -150,7 +152,8 @@ def _lost(comparison: Comparison, group: GroupResult) -> dict[str, float]:
     base = comparison.group(group.baseline.label)
     # The samples per rank determine the ideal time.
     ideal = (group.total_envs / group.world_size) / (base.total_envs / base.world_size)
-    lost = {name: seconds - ideal * base.seconds_by_part()[name] for name, seconds in group.seconds_by_part().items()}
+    at_base = base.seconds_by_part()
+    lost = {name: seconds - ideal * at_base.get(name, 0.0) for name, seconds in group.seconds_by_part().items()}
     return {name: seconds for name, seconds in lost.items() if seconds > 0}
 
 
@@ -212,7 +215,7 @@ def _final(comparison: Comparison, name: str, values: dict[str, Interval | None]
         return [*texts, "The runs have different tasks, so their values are not compared."]
     final = comparison.final_values
     origin = (
-        "These are means of `paceline eval` after the last iteration, without exploration noise"
+        "These are means of evaluations (paceline eval) after the last iteration, without exploration noise"
         if final.evaluated
         else "These are means over the last tenth of the iterations, with exploration noise"
     )

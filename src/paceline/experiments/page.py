@@ -68,7 +68,7 @@ def _sync_share(group: GroupResult) -> str:
 def runs_table(groups: dict[str, list[RunData]]) -> Table:
     """Return the table of all runs."""
     rows = [
-        [label, str(run.path), str(run.config.seed), f"{run.iterations:,}", run.status, run.facts.device_name]
+        [label, str(run.path), str(run.config.seed), f"{run.iterations:,}", run.status, run.device]
         for label, runs in groups.items()
         for run in runs
     ]
@@ -82,7 +82,7 @@ def facts(groups: dict[str, list[RunData]]) -> str:
         "task": [run.config.task for run in runs],
         "learner": [run.config.learner for run in runs],
         "engine": [run.facts.engine for run in runs],
-        "device": [run.facts.device_name for run in runs],
+        "device": [run.device for run in runs],
     }
     stated = [f"{name} {', '.join(sorted(set(values)))}" for name, values in names.items()]
     return "; ".join([counted(f"{len(runs):,}", "run"), *stated]).removesuffix(".") + "."

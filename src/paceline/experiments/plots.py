@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import ceil
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -70,7 +71,10 @@ def draw(groups: dict[str, list[RunData]], comparison: Comparison) -> list[Plot]
     plots = [_curves(groups, RETURN, x, _LEARNING, "Return", "mean episode return", target) for x in x_axes]
     for name, label in zip(SUCCESS_METRICS, ("successful episodes", "successes per episode"), strict=True):
         plots += [_curves(groups, name, x, _LEARNING, "Success", label) for x in x_axes]
-    plots.append(_curves(groups, "eval/return", STEPS, _LEARNING, "Return without exploration noise", "mean return"))
+    # The result of a single evaluation is in the table.
+    if any(np.sum(~np.isnan(run.metrics.get("eval/return", np.nan))) > 1 for runs in groups.values() for run in runs):
+        title = "Return without exploration noise"
+        plots.append(_curves(groups, "eval/return", STEPS, _LEARNING, title, "mean episode return"))
     plots += [
         _throughput(comparison),
         _efficiency(comparison),
@@ -97,13 +101,19 @@ def _curves(
     curves = {label: found for label, runs in groups.items() if (found := curve(runs, x_metric, metric, is_loss))}
     if not curves:
         return None
-    figure, axes = _figure(3.5)
+    labels = [textwrap.fill(label, 50) for label in curves]
+    labels += [] if target is None else [f"target {number(target)}"]
+    longest_label = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, min(len(labels), 64 // (longest_label + 6)))
+    # The legend is below the axes, which keep their height.
+    lines = sum(label.count("\n") + 1 for label in labels)
+    figure, axes = _figure(3.3 + 0.2 * ceil(lines / columns))
     x_label, x_scale = _X_AXES[x_metric], 1.0
     if x_metric == SECONDS:
         longest = max(float(x[-1]) for found in curves.values() for x, _ in found.lines)
         value, unit = scaled_duration(longest)
         x_label, x_scale = f"training time, {unit}", value / longest
-    for index, (label, found) in enumerate(curves.items()):
+    for index, found in enumerate(curves.values()):
         color, style = _COLORS[index % len(_COLORS)], _STYLES[index % len(_STYLES)]
         if len(found.lines) > 1:
             axes.fill_between(found.x * x_scale, found.low, found.high, color=color, alpha=0.15, linewidth=0)
@@ -111,9 +121,9 @@ def _curves(
             # A single evaluation is a point, which a line does not show.
             marker = "o" if len(x) <= _MOST_MARKERS else None
             axes.plot(x * x_scale, y, color=color, linewidth=0.6, alpha=0.45, marker=marker, markersize=4)
-        axes.plot(found.x * x_scale, found.mean, color=color, linestyle=style, linewidth=1.9, label=label)
+        axes.plot(found.x * x_scale, found.mean, color=color, linestyle=style, linewidth=1.9, label=labels[index])
     if target is not None:
-        axes.axhline(target, color=_INK, linewidth=0.9, linestyle=(0, (1, 2)), label=f"target {number(target)}")
+        axes.axhline(target, color=_INK, linewidth=0.9, linestyle=(0, (1, 2)), label=labels[-1])
     # Intervals of few seeds are wide: the lines decide the range.
     values = np.concatenate([y for found in curves.values() for _, y in found.lines])
     values = values if target is None else np.append(values, target)
@@ -126,14 +136,13 @@ def _curves(
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if metric == "measure/success":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    labels = [str(label) for label in axes.get_legend_handles_labels()[1]]
-    _legend(figure, max(1, min(len(labels), 64 // (max(map(len, labels)) + 6))))
+    _legend(figure, columns)
     caption = _BANDS[min(max(len(found.lines) for found in curves.values()), 3)]
     if is_loss:
         caption += " Means are smoothed over a twentieth of the iterations. The axis covers 98 % of the values."
     x_name = _X_AXES[x_metric]
     name = f"{title} {x_name}".lower().replace("/", "_").replace(" ", "_")
-    return _plot(figure, axes, name, section, f"{title} against {x_name}", caption)
+    return _plot(figure, name, section, f"{title} against {x_name}", caption)
 
 
 def _throughput(comparison: Comparison) -> Plot:
@@ -143,7 +152,7 @@ def _throughput(comparison: Comparison) -> Plot:
     caption = "Mean over iterations without the first two of a session, which compile."
     if comparison.is_emulated:
         caption += " All groups are one rank with more envs: this is not the throughput of several ranks."
-    return _plot(figure, axes, "throughput", _SPEED, "Throughput", f"{caption} {_CUT}")
+    return _plot(figure, "throughput", _SPEED, "Throughput", f"{caption} {_CUT}")
 
 
 def _efficiency(comparison: Comparison) -> Plot | None:
@@ -159,7 +168,7 @@ def _efficiency(comparison: Comparison) -> Plot | None:
     caption = (
         "Env steps per second and rank, relative to the smallest number of ranks. The dashed line is ideal scaling."
     )
-    return _plot(figure, axes, "efficiency", _SPEED, "Scaling efficiency", caption)
+    return _plot(figure, "efficiency", _SPEED, "Scaling efficiency", caption)
 
 
 def _time_to_target(comparison: Comparison) -> Plot | None:
@@ -179,7 +188,7 @@ def _time_to_target(comparison: Comparison) -> Plot | None:
         axes.set_xlabel("training time, s")
         title = f"Time to a return of {number(target.value)}"
     caption = f"Until the mean return of a run first reached the target. {target.source} {_CUT}"
-    return _plot(figure, axes, "time_to_return", _SPEED, title, caption)
+    return _plot(figure, "time_to_return", _SPEED, title, caption)
 
 
 def _iteration_parts(comparison: Comparison) -> Plot:
@@ -207,7 +216,7 @@ def _iteration_parts(comparison: Comparison) -> Plot:
         caption += " Physics and rendering are those of the main rank."
     if any(group.sync_share is None for group in groups):
         caption += " Not measured: part of a CUDA graph, in the update."
-    return _plot(figure, axes, "iteration_parts", _SPEED, "Share of synchronization and other parts", caption)
+    return _plot(figure, "iteration_parts", _SPEED, "Share of synchronization and other parts", caption)
 
 
 def _rank_spread(comparison: Comparison) -> Plot:
@@ -224,7 +233,7 @@ def _rank_spread(comparison: Comparison) -> Plot:
     _label_rows(axes, groups)
     _legend(figure, 2)
     caption = "Minimum, mean and maximum over ranks; the update includes synchronization."
-    return _plot(figure, axes, "rank_spread", _SPEED, "Timing spread over ranks", caption)
+    return _plot(figure, "rank_spread", _SPEED, "Timing spread over ranks", caption)
 
 
 def _loss_std(comparison: Comparison, name: str) -> Plot:
@@ -232,7 +241,7 @@ def _loss_std(comparison: Comparison, name: str) -> Plot:
     figure, axes = _bars(comparison, groups, lambda group: group.losses[name]["std"], number)
     axes.set_xlabel(f"standard deviation of {name}")
     caption = f"Over the last third of the iterations, mean over seeds. {_CUT}"
-    return _plot(figure, axes, f"{name.replace('/', '_')}_std", _LOSSES, f"Variation of {name}", caption)
+    return _plot(figure, f"{name.replace('/', '_')}_std", _LOSSES, f"Variation of {name}", caption)
 
 
 def _memory(comparison: Comparison) -> Plot:
@@ -241,7 +250,7 @@ def _memory(comparison: Comparison) -> Plot:
     )
     axes.set_xlabel("memory of the largest rank, GiB")
     caption = "On GPUs the used memory of the GPU, by all processes; on CPUs the resident memory of the process."
-    return _plot(figure, axes, "memory", "Memory", "Memory per rank", caption)
+    return _plot(figure, "memory", "Memory", "Memory per rank", caption)
 
 
 def draw_forecast(scalings: Sequence[Scaling]) -> list[Plot]:
@@ -273,7 +282,7 @@ def draw_forecast(scalings: Sequence[Scaling]) -> list[Plot]:
         _legend(figure, 2)
         title = f"Forecast {name}"
         caption = "Forecast, not measured, from the parts of an iteration on one rank and the figures of the network."
-        plots.append(_plot(figure, axes, f"forecast_{name}", "Forecast", title, caption))
+        plots.append(_plot(figure, f"forecast_{name}", "Forecast", title, caption))
     return plots
 
 
@@ -299,17 +308,23 @@ def _bars(
             )
         axes.annotate(f" {show(found.mean)}", (1, row), xycoords=("axes fraction", "data"), va="center")
     axes.set_xlim(0, 1.15 * longest)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
     _label_rows(axes, groups)
     return figure, axes
 
 
+def _row_label(group: GroupResult) -> str:
+    return textwrap.fill(group.label, 24)
+
+
 def _bar_height(groups: list[GroupResult]) -> float:
-    return 1.4 + 0.45 * max(len(groups), 2)
+    """Return the height of a figure with one row per group, inches. Labels of several lines do not overlap."""
+    lines = max(_row_label(group).count("\n") + 1 for group in groups)
+    return 1.4 + max(0.45, 0.18 * lines + 0.08) * max(len(groups), 2)
 
 
 def _label_rows(axes: Axes, groups: list[GroupResult]) -> None:
-    axes.set_yticks(range(len(groups)), [textwrap.fill(group.label, 24) for group in groups])
+    axes.set_yticks(range(len(groups)), [_row_label(group) for group in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
 
@@ -337,8 +352,9 @@ def _legend(figure: Figure, columns: int) -> None:
     )
 
 
-def _plot(figure: Figure, axes: Axes, name: str, section: str, title: str, caption: str) -> Plot:
-    axes.set_title(textwrap.fill(title, 44), loc="left", fontsize=11, fontweight="bold")
+def _plot(figure: Figure, name: str, section: str, title: str, caption: str) -> Plot:
+    # At the left edge of the figure, because long labels of rows leave little room above the axes.
+    figure.suptitle(textwrap.fill(title, 48), x=0.02, horizontalalignment="left", fontsize=11, fontweight="bold")
     png = BytesIO()
     figure.savefig(png, format="png")
     return Plot(name, section, title, caption, png.getvalue())

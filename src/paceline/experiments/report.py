@@ -1,6 +1,7 @@
 """Compare runs: a page, plots, a table in Markdown, and the results as JSON."""
 
 import json
+import textwrap
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -51,11 +52,12 @@ def report(runs: list[Path], directory: Path, target_return: float | None = None
 
 
 def print_findings(results: dict[str, Any], console: Console) -> None:
-    """Print the statements of results.json."""
+    """Print the statements of results.json. On a terminal, lines end between words."""
     for finding in results["findings"]:
         console.print(f"[bold]{escape(finding['topic'])}[/]")
         for statement in finding["statements"]:
-            console.print(f"  {escape(statement)}")
+            lines = textwrap.wrap(statement, max(console.width - 2, 20)) if console.is_terminal else [statement]
+            console.print(escape("\n".join(f"  {line}" for line in lines)))
 
 
 def check_installed() -> None:
@@ -150,7 +152,7 @@ def _settings(run: RunData) -> dict[str, Any]:
         "ranks": ranks,
         "envs": envs,
         "envs per rank": envs / ranks,
-        "device": run.facts.device_name,
+        "device": run.device,
     } | run.options()
 
 
@@ -161,4 +163,5 @@ def _label(settings: dict[str, Any], names: list[str]) -> str:
         counted(f"{value:,}", name.removesuffix("s")) if name in ("ranks", "envs") else f"{name} {value}"
         for name, value in ((name, settings[name]) for name in names[:_MOST_DIFFERENCES])
     ]
-    return ", ".join(parts) + (", ..." if len(names) > _MOST_DIFFERENCES else "")
+    # Without commas, because sentences list several labels.
+    return " / ".join(parts) + (" / ..." if len(names) > _MOST_DIFFERENCES else "")

@@ -17,9 +17,9 @@ from paceline.validation import from_dict, parse_json, read_text, shown
 
 Array = NDArray[np.float64]
 
-# Options that do not change what a run learns, or its speed.
+# Options by which runs of one group may differ. They do not change what a run learns.
 _MINOR_OPTIONS = (
-    *("seed", "num_envs", "total_envs", "logger", "image_every", "eval_every", "eval_episodes"),
+    *("seed", "num_envs", "total_envs", "logger", "image_every", "video_every", "eval_every", "eval_episodes"),
     *("checkpoint_every", "keep_checkpoints", "timeout"),
 )
 # Metrics without which a run cannot be compared. Those of the second line are measured by each rank.
@@ -60,6 +60,11 @@ class RunData:
     def facts(self) -> SessionFacts:
         """Facts of the last session."""
         return self.sessions[-1]
+
+    @property
+    def device(self) -> str:
+        """Name of the device for labels and tables, such as "CPU"."""
+        return self.facts.device_name.removeprefix("the ")
 
     @property
     def envs_per_rank(self) -> int:

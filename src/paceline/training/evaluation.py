@@ -92,7 +92,8 @@ def run_episodes(
     [per_env * num_envs]: the columns of `Step.log` and `ENDED_EARLY`.
 
     Every env contributes the same number of episodes. The first episodes to end would be a biased choice, because
-    short ones end first. `progress` gets the number of steps so far and the largest number of steps.
+    short ones end first. `progress` gets the number of steps so far and the largest number of steps. Raise UserError
+    if an episode is longer than the time limit.
     """
     episodes = _Episodes(env, policy, per_env)
     step = capture(episodes.step, env.device, warp=True) if env.capturable else episodes.step
@@ -103,6 +104,11 @@ def run_episodes(
             if episodes.all_ended():
                 break
             progress(number, total)
+    if not episodes.all_ended():
+        raise UserError(
+            f"an episode did not end within max_episode_steps, {env.max_episode_steps}, the time limit of the env: "
+            "truncate it there"
+        )
     return episodes.values()
 
 

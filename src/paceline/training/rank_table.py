@@ -52,7 +52,8 @@ class RankTable:
             member, (collect, update, sync, memory) = self._members[index], self._values[index].tolist()
             seconds = (f"{part:.3f} s" for part in (collect, update, sync))
             slow = Text("slow", "yellow") if float(work[index]) > SLOW * median else ""
-            device, size = member.device.removeprefix("NVIDIA "), f"{memory / 1024:.1f} GiB"
+            device = member.device.removeprefix("NVIDIA ").removeprefix("the ")
+            size = f"{memory / 1024:.1f} GiB"
             table.add_row(str(index), member.host.partition(".")[0], device, str(member.num_envs), *seconds, size, slow)
         if others := work[order[MOST_ROWS:]].tolist():
             num_slow = int((work > SLOW * median).sum())

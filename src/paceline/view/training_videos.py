@@ -18,12 +18,13 @@ _LAST_VIDEO_SECONDS = 120.0
 _NICE = 10
 
 
-def check_renderable(config: TrainConfig) -> None:
-    """Raise UserError if videos of a task are to be recorded that cannot be rendered."""
-    if config.video_every and not registry.is_renderable(config.task):
+def check_renderable(config: TrainConfig, with_viewer: bool = False) -> None:
+    """Raise UserError if a task that cannot be rendered is to be recorded, or shown in the viewer."""
+    option = f"--video-every {config.video_every}" if config.video_every else "--viewer" if with_viewer else ""
+    if option and not registry.is_renderable(config.task):
         raise UserError(
-            f"--video-every {config.video_every}: the task {config.task!r} cannot be rendered: its EnvEntry has no "
-            "`make_renderable`; leave the option out"
+            f"{option}: the task {config.task!r} cannot be rendered: its EnvEntry has no `make_renderable`; leave the "
+            "option out"
         )
 
 

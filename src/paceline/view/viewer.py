@@ -79,7 +79,7 @@ class Viewer:
         self._server, self._env, self._read, self._files = server, found.env, found.read, files
         self._policy = PolicyRunner(found.policy, found.env.num_envs)
         self._iteration, self._loaded = found.iteration, found.file
-        self._scene = make_scene(server.scene, found.env)
+        self._scene = make_scene(server, found.env)
         names = {file: name for name, file in reversed(files().items())}
         self._panel = Panel(
             server.gui,
@@ -137,6 +137,8 @@ class Viewer:
         files, self._name = self._files(), self._panel.checkpoint
         self._panel.set_checkpoints(tuple(files))
         file = files.get(self._name)
+        if file == self._loaded:
+            self._problem = ""
         if file in (None, self._loaded):
             return
         try:

@@ -20,13 +20,21 @@ _SPEEDS = 0.1, 4.0
 _KEYS: Any = (("I", "K"), ("J", "L"), ("U", "O"))
 # Fraction of the range by which a key changes a number of the command.
 _KEY_STEP = 0.05
+_ARROWS = "Arrows: target velocity (green) and actual velocity (blue)"
 _BUTTONS_HINT = "Keys: P to run or pause, N for a step."
 # Colors of Okabe and Ito, which color-blind readers can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#A6A000")
-_DASHES = ((), (6.0, 3.0), (2.0, 3.0))
+# Styles of the lines by what the legend adds to the name, because it shows only colors.
+_DASHES = {"": (), " (dashed)": (6.0, 3.0), " (dotted)": (2.0, 3.0)}
 # Width to which pictures are enlarged, pixels.
 _IMAGE_WIDTH = 320
 _SCALES: Any = {"x": {"time": False}}
+_TICKS = {"ticks": {"show": False}}
+# Sizes in pixels. Numbers such as -0.025 need the width of the second axis.
+_AXES: Any = (
+    {"label": "time, s", "labelSize": 20, "labelFont": "12px sans-serif", "size": 30, **_TICKS},
+    {"size": 62, **_TICKS},
+)
 # Space above, right of, below and left of a plot, pixels. The numbers at its edges need it.
 _PLOT_PADDING = (10, 10, 0, 0)
 
@@ -205,7 +213,7 @@ class Panel:
             )
             with self._plots:
                 self._curves = [
-                    self._gui.add_uplot(each, scales=_SCALES, padding=_PLOT_PADDING, **style)
+                    self._gui.add_uplot(each, scales=_SCALES, axes=_AXES, padding=_PLOT_PADDING, **style)
                     for each, style in zip(data, styles, strict=False)
                 ]
         for curve, each in zip(self._curves, data, strict=True):
@@ -223,10 +231,16 @@ class Panel:
         if command and command.numbers:
             heading, *rows = (f"| {' | '.join(row)} |" for row in command_table(command, self.env))
             text = "\n".join((text, "", heading, "|---|---|---|", *rows))
+        if command and command.velocity:
+            text += f"\n\n<small>{_ARROWS}</small>"
         self._status.content = text
 
 
 def _series(names: tuple[str, ...]) -> tuple[Any, ...]:
-    styles = ((_COLORS[i % len(_COLORS)], _DASHES[i // len(_COLORS) % len(_DASHES)]) for i in range(len(names)))
-    curves = ({"label": name, "stroke": c, "width": 1.5, "dash": d} for name, (c, d) in zip(names, styles, strict=True))
+    """Return the labels and styles of curves, which are unique for up to 24 of them."""
+    styles, curves = tuple(_DASHES.items()), []
+    for index, name in enumerate(names):
+        suffix, dash = styles[index // len(_COLORS) % len(styles)]
+        color = _COLORS[index % len(_COLORS)]
+        curves.append({"label": f"{name}{suffix}", "stroke": color, "width": 1.5, "dash": dash})
     return ({"label": "time, s"}, *curves)

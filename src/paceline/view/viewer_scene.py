@@ -14,7 +14,7 @@ from paceline.view.robot import base_body, bounds, copy_state
 from paceline.view.scene_meshes import scene_meshes
 
 if TYPE_CHECKING:
-    from viser import SceneApi
+    from viser import SceneApi, ViserServer
 
 # Distance between two envs, m, in addition to the size of an env.
 _GAP, _GAP_OF_MOVING_ROBOTS = 0.3, 1.5
@@ -25,26 +25,42 @@ _JUMP = 2.0
 _SKY_TOP, _SKY_BOTTOM = (150, 190, 228), (240, 244, 248)
 
 
-def make_scene(scene: "SceneApi", env: VecEnv) -> "RobotScene | ImageScene":
+def make_scene(server: "ViserServer", env: VecEnv) -> "RobotScene | ImageScene":
     """Return a scene of MuJoCo's bodies, or for an env of another simulator the images that it renders."""
-    return RobotScene(scene, env) if isinstance(env, RobotEnv) else ImageScene(scene, cast("RenderableEnv", env))
+    if isinstance(env, RobotEnv):
+        return RobotScene(server.scene, env)
+    return ImageScene(server, cast("RenderableEnv", env))
 
 
 class ImageScene:
-    """Shows the images that env 0 renders."""
+    """Shows the images that env 0 renders, centered in the scene of each client."""
 
     num_envs = 1
     """Number of envs to choose from."""
     can_follow = False
 
-    def __init__(self, scene: "SceneApi", env: RenderableEnv):
-        self._scene, self._render = scene, image_renderer(env)
+    def __init__(self, server: "ViserServer", env: RenderableEnv):
+        self._server, self._render = server, image_renderer(env)
 
     def initial_camera(self) -> tuple[np.ndarray, np.ndarray]:
         return np.ones(3), np.zeros(3)
 
     def update(self, _selected: int, _follow: bool) -> None:
-        self._scene.set_background_image(self._render(), format="jpeg")
+        image = self._render()
+        for client in self._server.get_clients().values():
+            client.scene.set_background_image(_with_aspect(image, client.camera.aspect), format="jpeg")
+
+
+def _with_aspect(image: np.ndarray, aspect: float) -> np.ndarray:
+    """Return an image [height, width, 3] with margins, so that its width is `aspect` times its height. A page stretches
+    the background image to its scene."""
+    aspect = min(max(aspect, 0.1), 10.0)
+    height, width = image.shape[:2]
+    full_height, full_width = max(height, round(width / aspect)), max(width, round(height * aspect))
+    full = np.full((full_height, full_width, 3), _SKY_BOTTOM, np.uint8)
+    top, left = (full_height - height) // 2, (full_width - width) // 2
+    full[top : top + height, left : left + width] = image
+    return full
 
 
 class RobotScene:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-# The page "Custom Scalars": regular expressions of the metrics of each chart, by category and title.
+# The page "Custom Scalars": regular expressions of the full names of the metrics of each chart, by category and title.
 _LAYOUT = {
     "episode": {
         "return": ["episode/return", "eval/return"],
@@ -99,7 +99,8 @@ def _charts_with(names: set[str]) -> dict[str, dict[str, list[Any]]]:
         for category, charts in _LAYOUT.items()
         if (
             shown := {
-                title: ["Multiline", patterns]
+                # TensorBoard matches the beginning of a name.
+                title: ["Multiline", [f"{pattern}$" for pattern in patterns]]
                 for title, patterns in charts.items()
                 if any(re.fullmatch(pattern, name) for pattern in patterns for name in names)
             }
