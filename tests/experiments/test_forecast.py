@@ -1,5 +1,6 @@
 """Forecasts: the model with known answers, and the command on a real run."""
 
+import io
 import json
 from dataclasses import astuple
 from pathlib import Path
@@ -11,7 +12,7 @@ from paceline.cli.scale import scale
 from paceline.distributed.network_check import AllReduceTiming
 from paceline.errors import UserError
 from paceline.experiments.forecast import IterationModel
-from paceline.experiments.iteration_parts import Parts, Sums, parts_of, sums_of
+from paceline.experiments.iteration_parts import Measurements, Parts, Sums, parts_of, sums_of
 from paceline.experiments.network import Link, Network, known_networks, measured_network
 from paceline.experiments.run_data import read_run
 from tests.distributed.ranks import paceline_on_ranks
@@ -111,6 +112,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = paceline("train", *SMALL, "--run-dir", "run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "run"
+
+
+def test_a_measurement_that_other_processes_disturb_is_stated(tmp_path: Path) -> None:
+    # A short training takes longer than the iterations of the first run, and less time than those of the second.
+    for name, seconds, is_disturbed in (("fast", 1e-5, True), ("slow", 100.0, False)):
+        run = read_run(write_run(tmp_path / name, [1.0] * 9, envs=64, seconds=seconds, parts=(seconds, 0.0, 0.0)))
+        output = io.StringIO()
+        parts = Measurements(run, 1, Console(file=output)).parts(fewest_envs=16)
+        assert [each.num_envs for each in parts] == [16, 64]
+        assert ("Other processes disturb the measurement" in output.getvalue()) is is_disturbed
 
 
 def test_the_command_measures_network_parts_and_sums(run: Path) -> None:

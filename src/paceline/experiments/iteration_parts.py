@@ -8,12 +8,13 @@ import sys
 import tempfile
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from paceline.device.cpu import cores_of_new_processes
 from paceline.distributed.launcher import variables_without_launcher
@@ -33,6 +34,10 @@ _MOST_ENVS_TO_COUNT = 64
 _FEWER_ENVS = 4
 """Ratio of two numbers of envs for which the parts of an iteration are measured."""
 _MOST_MEASUREMENTS = 4
+_MOST_ATTEMPTS = 3
+_PLAUSIBLE = 1.5
+"""Largest ratio of the times of two iterations of which the first one has fewer envs. Larger ones are due to other
+processes."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Parts:
     """Metrics and logging."""
     variation: float
     """Standard deviation of the time of a rank between iterations."""
+
+    @property
+    def busy(self) -> float:
+        """Time of collection and update."""
+        return self.collect + self.update
 
 
 @dataclass(frozen=True)
@@ -93,12 +103,31 @@ class Measurements:
         wanted = [own.num_envs]
         while len(wanted) < _MOST_MEASUREMENTS and wanted[-1] > fewest_envs:
             wanted.append(max(fewest_envs, wanted[-1] // _FEWER_ENVS))
+        more = None
         for num_envs in wanted:
             if num_envs not in known:
-                with self._showing(f"Measuring iterations with {counted(num_envs, 'env')}"):
-                    known[num_envs] = measure_parts(self._run, num_envs, self._iterations)
-                self._store(parts=[*self._stored["parts"], asdict(known[num_envs])])
+                known[num_envs] = self._measure(num_envs, more)
+            more = known[num_envs]
         return [known[num_envs] for num_envs in sorted(known)]
+
+    def _measure(self, num_envs: int, more: Parts | None) -> Parts:
+        """Measure and store the parts. `more` are those with more envs. A measurement that takes longer than with more
+        envs is repeated; if it still does, a warning is printed."""
+        found = list[Parts]()
+        limit = _PLAUSIBLE * more.busy if more else inf
+        with self._showing(f"Measuring iterations with {counted(num_envs, 'env')}"):
+            while not found or (found[-1].busy > limit and len(found) < _MOST_ATTEMPTS):
+                found.append(measure_parts(self._run, num_envs, self._iterations))
+        best = min(found, key=lambda parts: parts.busy)
+        self._store(parts=[*self._stored["parts"], asdict(best)])
+        if more and best.busy > limit:
+            self._console.print(
+                f"Iterations with {counted(num_envs, 'env')} took {best.busy:.2g} s, those with {more.num_envs} "
+                f"{more.busy:.2g} s. Other processes disturb the measurement: delete {escape(str(self._file))} and "
+                "repeat the command on an idle machine.",
+                soft_wrap=True,
+            )
+        return best
 
     def _stored_parts(self) -> list[Parts]:
         return [from_dict(Parts, values, str(self._file)) for values in self._stored["parts"]]
