@@ -45,7 +45,9 @@ def feature_map_size(
     for kernel, stride in zip(kernels, strides, strict=True):
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if min(height, width) < 1:
-            raise UserError("the images are smaller than the kernels of the encoder: use larger images or strides")
+            raise UserError(
+                "the images are smaller than the kernels of the encoder: use larger images or smaller strides"
+            )
     return height, width
 
 

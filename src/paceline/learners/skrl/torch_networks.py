@@ -127,7 +127,9 @@ def _layer(layer: int | Convolution | None, x: Tensor, part: str, generator: tor
         made = nn.Linear(x.shape[1], layer)
     else:
         if min(x.shape[2:]) + 2 * layer.padding < layer.kernel_size:
-            raise UserError(f"the images are smaller than the kernels of part {part!r}: use larger images or strides")
+            raise UserError(
+                f"the images are smaller than the kernels of part {part!r}: use larger images or smaller strides"
+            )
         made = nn.Conv2d(x.shape[1], layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
     nn.init.orthogonal_(made.weight, math.sqrt(2.0), generator=generator)
     nn.init.zeros_(made.bias)  # pyright: ignore[reportArgumentType]
