@@ -143,7 +143,8 @@ def test_tensorboard_has_curves_in_groups_and_hyperparameters(run: RunDir):
     patterns = [re.compile(pattern) for pattern in seconds.multiline.tag]
     shown = {name for name in events.Tags()["scalars"] if any(pattern.match(name) for pattern in patterns)}
     parts = ("collect", "update", "sync")
-    assert shown == {f"seconds/{part}/mean" for part in parts} | {f"seconds/{part}" for part in parts}
+    expected = {f"seconds/{part}/mean" for part in parts} | {f"seconds/{part}" for part in (*parts, "physics")}
+    assert shown == expected
     content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
     options = parse_session_start_info_plugin_data(content).hparams
     assert options["ppo.horizon"].number_value == 32

@@ -145,7 +145,8 @@ class RobotEnv:
         return obs | {name: history.latest(obs[name]) for name, history in self._histories.items()}
 
     def take_part_seconds(self) -> dict[str, float]:
-        """Return the seconds that steps have spent in "physics" and "rendering" since the last call; empty on a GPU."""
+        """Return the seconds that steps have spent in "physics", and in "rendering" if the task has cameras, since the
+        last call; empty on a GPU."""
         return self._timer.take()
 
     def faults(self) -> Tensor:
@@ -209,8 +210,9 @@ class RobotEnv:
 
     def _render(self) -> dict[str, Tensor]:
         """Render the cameras that are due and return the images of all cameras. The next step overwrites them."""
-        with self._timer.measure("rendering"):
-            self._tiled_camera.render(self._episode_step, self._steps)
+        if self._tiled_camera.images:
+            with self._timer.measure("rendering"):
+                self._tiled_camera.render(self._episode_step, self._steps)
         return self._stack()
 
     def _set_task_state(self, values: dict[str, Tensor], mask: Tensor) -> None:
