@@ -152,8 +152,7 @@ def _lost(comparison: Comparison, group: GroupResult) -> dict[str, float]:
     base = comparison.group(group.baseline.label)
     # The samples per rank determine the ideal time.
     ideal = (group.total_envs / group.world_size) / (base.total_envs / base.world_size)
-    at_base = base.seconds_by_part()
-    lost = {name: seconds - ideal * at_base.get(name, 0.0) for name, seconds in group.seconds_by_part().items()}
+    lost = {name: seconds - ideal * base.seconds_by_part()[name] for name, seconds in group.seconds_by_part().items()}
     return {name: seconds for name, seconds in lost.items() if seconds > 0}
 
 

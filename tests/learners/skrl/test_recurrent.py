@@ -137,7 +137,9 @@ def test_a_recurrent_policy_observes_images():
 
 
 def test_what_recurrent_networks_cannot_do_is_refused():
-    with pytest.raises(UserError, match=r"--skrl.mini-batches 7 is more than 6 sequences of 8 steps, which .* 6 envs"):
+    with pytest.raises(
+        UserError, match=r"--skrl.mini-batches 7 is more than 6 sequences of 8 steps, which a rank with 6 envs"
+    ):
         dataclasses.replace(SMALL, sequence_length=None, mini_batches=7).check_samples(6)
     with pytest.raises(UserError, match=r"--skrl.sequence-length 3 must divide --skrl.rollouts 8"):
         dataclasses.replace(SMALL, sequence_length=3).check()
